@@ -1,0 +1,86 @@
+"""What the engine wants done. Pure data, imperatives; carried out by `engine.loop`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime_cache.engine.batch import StepBatch
+from runtime_cache.engine.request import TokenLogprobs, Usage
+from runtime_cache.ids import PrefixId, RequestId
+
+FinishReason = Literal["stop", "length", "cancelled", "deadline", "registered"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """Run this batch on the device, then feed back StepDone or StepFailed."""
+
+    batch: StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class EmitTokens:
+    """New answer tokens of a request.
+
+    Attributes:
+        text: what may be shown now; empty while bytes of a character or a possible stop string
+            are held back.
+    """
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRequest:
+    """The one final answer of a request that was admitted and did not fail.
+
+    Attributes:
+        text: the rest of the text that was still held back.
+        stop: the stop string or the text of the token id that ended the answer, if one did.
+        prefix_id: for `registered` only.
+    """
+
+    request_id: RequestId
+    reason: FinishReason
+    text: str
+    usage: Usage
+    stop: str | None = None
+    prefix_id: PrefixId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailRequest:
+    """The one final answer of a request that was refused or failed."""
+
+    request_id: RequestId
+    code: str
+    message: str
+    retryable: bool
+    retry_after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportEvicted:
+    """Answer to EvictAsked: what was and was not evicted [blocks]."""
+
+    num_evicted: int
+    num_in_use: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReleased:
+    """Answer to PrefixReleased.
+
+    Attributes:
+        is_known: False if no such prefix was registered.
+    """
+
+    prefix_id: PrefixId
+    is_known: bool
+
+
+Command = RunStep | EmitTokens | FinishRequest | FailRequest | ReportEvicted | ReportReleased

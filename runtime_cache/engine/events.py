@@ -1,0 +1,106 @@
+"""What happened, as seen by the engine. Pure data.
+
+`EngineState.handle(event)` is the one way in. Time and randomness arrive inside the events, so the
+same events always give the same commands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime_cache.engine.request import NewRequest, Sampled
+from runtime_cache.ids import PrefixId, RequestId, StepId
+
+CancelReason = Literal["client", "client_gone", "slow_reader", "shutdown"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """The service has validated and tokenised a request."""
+
+    request: NewRequest
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """A request's owner, or the daemon for it, wants it ended. Unknown ids are ignored."""
+
+    request_id: RequestId
+    reason: CancelReason
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """The step in flight has synchronised; its KV is in the pool.
+
+    Attributes:
+        samples: one entry per row of the batch that wanted logits, in row order.
+    """
+
+    step_id: StepId
+    samples: tuple[Sampled, ...]
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """The step in flight failed; every block it wrote is suspect.
+
+    Attributes:
+        message: what failed, in words, for the clients.
+        code: the wire code (`errors.RuntimeCacheError.code`).
+        retryable: whether clients may try again.
+    """
+
+    step_id: StepId
+    message: str
+    code: str
+    retryable: bool
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClockTicked:
+    """Time has passed; deadlines may have expired."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStarted:
+    """No new requests from now on; the admitted ones run to their end."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixReleased:
+    """A registered prefix is given up; its blocks become evictable."""
+
+    prefix_id: PrefixId
+
+
+@dataclass(frozen=True, slots=True)
+class EvictAsked:
+    """An operator wants cached blocks gone.
+
+    Attributes:
+        max_blocks: how many at the most, least recently used first; None for all evictable.
+    """
+
+    max_blocks: int | None
+
+
+Event = (
+    RequestArrived
+    | CancelRequested
+    | StepDone
+    | StepFailed
+    | ClockTicked
+    | DrainStarted
+    | PrefixReleased
+    | EvictAsked
+)

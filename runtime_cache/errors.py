@@ -1,0 +1,131 @@
+"""The one error tree: whose fault, may the caller try again, what state is left.
+
+Pure. Foreign errors (zmq, acl, msgspec, OS) are translated to one of these once, at the boundary
+where they arise, with `from`. `code` is the word that crosses the wire; no traceback ever does.
+"""
+
+from __future__ import annotations
+
+
+class RuntimeCacheError(Exception):
+    """Base of the tree; never raised itself.
+
+    Attributes:
+        code: the word clients and programs match on.
+        retryable: whether the same call can succeed later without a change by the caller.
+    """
+
+    code = "internal"
+    retryable = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class ConfigError(RuntimeCacheError):
+    """The operator's input is wrong: configuration, bundle, paths. Nothing has started."""
+
+    code = "config"
+
+
+class BundleError(ConfigError):
+    """A bundle is missing, damaged, or made for another device. Nothing has started."""
+
+    code = "bundle"
+
+
+class RequestError(RuntimeCacheError):
+    """The request is wrong or was ended by its owner. Its blocks are released."""
+
+    code = "request"
+
+
+class InvalidRequest(RequestError):
+    """A field is missing, has a wrong type or value. The request was not admitted."""
+
+    code = "invalid_request"
+
+
+class TooLong(RequestError):
+    """The prompt, or prompt plus answer, exceeds a limit. The request was not admitted."""
+
+    code = "too_long"
+
+
+class UnknownPrefix(RequestError):
+    """The `prefix_id` names no registered prefix. The request was not admitted."""
+
+    code = "unknown_prefix"
+
+
+class CapacityError(RuntimeCacheError):
+    """The daemon is full for now. The request was not admitted, or is released.
+
+    Attributes:
+        retry_after_ms: when a new try is worthwhile, in milliseconds.
+    """
+
+    code = "capacity"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_ms: int) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class QueueFull(CapacityError):
+    """The waiting queue is at `max_waiting`. The request was not admitted."""
+
+    code = "queue_full"
+
+
+class Draining(CapacityError):
+    """The daemon is shutting down and takes no new requests."""
+
+    code = "draining"
+
+
+class DeviceError(RuntimeCacheError):
+    """The device or its driver failed. The step's blocks are suspect and dropped."""
+
+    code = "device"
+    retryable = True
+
+
+class AclError(DeviceError):
+    """One pyACL call returned a code other than 0.
+
+    Attributes:
+        function: the pyACL name, such as `acl.rt.malloc`.
+        acl_code: the number it returned.
+        acl_name: the constant's name in the manual, or `unknown`.
+    """
+
+    code = "acl"
+
+    def __init__(self, function: str, acl_code: int, acl_name: str, detail: str = "") -> None:
+        text = f"{function} failed: {acl_code} ({acl_name})"
+        super().__init__(f"{text}: {detail}" if detail else text)
+        self.function = function
+        self.acl_code = acl_code
+        self.acl_name = acl_name
+
+
+class OutOfDeviceMemory(AclError):
+    """The device has no room for an allocation. Can only happen before READY."""
+
+    code = "device_out_of_memory"
+
+
+class DeviceLost(AclError):
+    """A sticky failure: nothing in this process can use the device again. The daemon exits."""
+
+    code = "device_lost"
+    retryable = False
+
+
+class InternalError(RuntimeCacheError):
+    """Our own bug: an invariant does not hold. The message carries the request's story."""
+
+    code = "internal"
