@@ -1,0 +1,42 @@
+"""Structured logging to standard error: one event name and its fields a line.
+
+Prompts and answers are never logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+
+from runtime_cache.config import LogConfig
+
+
+def configure(config: LogConfig, stream: TextIO | None = None) -> None:
+    """Set up structlog for the process.
+
+    Args:
+        config: level and format.
+        stream: where lines go; standard error by default.
+    """
+    stream = stream or sys.stderr
+    as_json = config.format == "json" or (config.format == "auto" and not stream.isatty())
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if as_json
+        else structlog.dev.ConsoleRenderer(colors=stream.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, config.level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
