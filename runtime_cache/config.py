@@ -35,6 +35,9 @@ _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?\s*$")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("KMGT", start=1)}
 
+PositiveInt = Annotated[int, Meta(ge=1)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+
 
 class ModelConfig(msgspec.Struct, frozen=True):
     """What is served."""
@@ -93,8 +96,8 @@ class CacheConfig(msgspec.Struct, frozen=True):
         int, Meta(ge=1, le=4096, description="Tokens per block, the unit of reuse and eviction.")
     ] = 64
     cache_capacity: Annotated[
-        float | None,
-        Meta(gt=0, description="Cap of the KV pool in GB; empty: all the bundle was compiled for."),
+        PositiveFloat | None,
+        Meta(description="Cap of the KV pool in GB; empty: all the bundle was compiled for."),
     ] = None
     low_watermark_mb: Annotated[
         float,
@@ -113,8 +116,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
         int, Meta(ge=1, description="Requests that may wait; more are told to retry later.")
     ] = 1024
     max_running: Annotated[
-        int | None,
-        Meta(ge=1, description="Requests in work at once; empty: the bundle's largest batch."),
+        PositiveInt | None,
+        Meta(description="Requests in work at once; empty: the bundle's largest batch."),
     ] = None
     interleave_chunk_tokens: Annotated[
         int,
@@ -123,11 +126,12 @@ class EngineConfig(msgspec.Struct, frozen=True):
         ),
     ] = 128
     default_max_tokens: Annotated[
-        int | None,
-        Meta(ge=1, description="Answer length if the client sets none; empty: to the context end."),
+        PositiveInt | None,
+        Meta(description="Answer length if the client sets none; empty: to the context end."),
     ] = None
     default_deadline_ms: Annotated[
-        int | None, Meta(ge=1, description="Deadline if the client sets none; empty: no deadline.")
+        PositiveInt | None,
+        Meta(description="Deadline if the client sets none; empty: no deadline."),
     ] = None
 
 
@@ -139,7 +143,7 @@ class SimConfig(msgspec.Struct, frozen=True):
         str, Meta(description="SoC to stand for; empty: the one the bundle was made for.")
     ] = ""
     threads: Annotated[
-        int | None, Meta(ge=1, description="Threads of ONNX Runtime; empty: one per CPU.")
+        PositiveInt | None, Meta(description="Threads of ONNX Runtime; empty: one per CPU.")
     ] = None
 
 
