@@ -35,6 +35,12 @@ class BundleError(ConfigError):
     code = "bundle"
 
 
+class ConversionError(ConfigError):
+    """A checkpoint cannot be converted: unknown, damaged or incomplete. No bundle was written."""
+
+    code = "conversion"
+
+
 class RequestError(RuntimeCacheError):
     """The request is wrong or was ended by its owner. Its blocks are released."""
 

@@ -1,0 +1,136 @@
+"""`config.json` of Hugging Face → `ModelSpec`; refuses by name what the graph does not compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from om_models.spec import ModelSpec, RopeScaling
+from runtime_cache.errors import ConversionError
+
+#: Architectures whose weights and arithmetic are exactly those of the graph.
+KNOWN_ARCHITECTURES = ("LlamaForCausalLM",)
+DEFAULT_ROPE_THETA = 10000.0
+
+
+def read_spec(path: Path) -> ModelSpec:
+    """The spec of the checkpoint whose `config.json` lies at `path`.
+
+    Raises:
+        ConversionError: the file is missing or no JSON, the architecture is not known, a field is
+            missing or has a value that the graph does not compute.
+    """
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ConversionError(f"{path} does not exist: not a Hugging Face checkpoint") from error
+    except ValueError as error:
+        raise ConversionError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConversionError(f"{path} is not a JSON object")
+    try:
+        return spec_from_config(config)
+    except ConversionError as error:
+        raise ConversionError(f"{path}: {error.message}") from error
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """Translate the fields. Pure.
+
+    Raises:
+        ConversionError: as `read_spec`, without the path.
+    """
+    _check_arithmetic(config)
+    hidden_size, num_heads = (
+        _integer(config, "hidden_size"),
+        _integer(config, "num_attention_heads"),
+    )
+    max_position = _integer(config, "max_position_embeddings")
+    rope = _rope_fields(config)
+    spec = ModelSpec(
+        vocab_size=_integer(config, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_integer(config, "intermediate_size"),
+        num_layers=_integer(config, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=_integer(config, "num_key_value_heads", default=num_heads),
+        head_dim=_integer(config, "head_dim", default=hidden_size // num_heads),
+        rms_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or DEFAULT_ROPE_THETA),
+        max_position=max_position,
+        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        rope_scaling=_scaling(rope, max_position),
+    )
+    check_spec(spec)
+    return spec
+
+
+def check_spec(spec: ModelSpec) -> None:
+    """Refuse dimensions that do not make a Llama.
+
+    Raises:
+        ConversionError: heads do not divide, or the head size is odd.
+    """
+    if spec.num_heads % spec.num_kv_heads:
+        raise ConversionError(
+            f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} key-value heads"
+        )
+    if spec.head_dim % 2:
+        raise ConversionError(f"head_dim {spec.head_dim} is odd; rotary pairs need an even one")
+
+
+def _check_arithmetic(config: Mapping[str, Any]) -> None:
+    architectures = config.get("architectures") or [config.get("model_type")]
+    if not set(architectures) <= {*KNOWN_ARCHITECTURES, "llama"}:
+        raise ConversionError(
+            f"architecture {', '.join(map(str, architectures))} is not known;"
+            f" known: {', '.join(KNOWN_ARCHITECTURES)}"
+        )
+    if (activation := config.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise ConversionError(f"hidden_act {activation!r} is not known; known: silu")
+    for name in ("attention_bias", "mlp_bias"):
+        if config.get(name):
+            raise ConversionError(f"{name} is set; projections with biases are not supported")
+    if config.get("quantization_config"):
+        raise ConversionError("quantised Hugging Face checkpoints are not supported; use a GGUF")
+
+
+def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConversionError(f"{name} is {value!r}, expected a whole number above 0")
+    return value
+
+
+def _rope_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rope section: `rope_parameters` of newer files, else `rope_scaling` of older ones."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise ConversionError(f"the rope section is {rope!r}, expected an object")
+    return rope
+
+
+def _scaling(rope: Mapping[str, Any], max_position: int) -> RopeScaling | None:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return None
+    try:
+        if kind == "linear":
+            return RopeScaling(kind="linear", factor=float(rope["factor"]))
+        if kind == "llama3":
+            return RopeScaling(
+                kind="llama3",
+                factor=float(rope["factor"]),
+                low_freq_factor=float(rope["low_freq_factor"]),
+                high_freq_factor=float(rope["high_freq_factor"]),
+                original_max_position=int(
+                    rope.get("original_max_position_embeddings") or max_position
+                ),
+            )
+    except KeyError as error:
+        raise ConversionError(f"rope scaling {kind!r} lacks {error}") from error
+    raise ConversionError(f"rope scaling {kind!r} is not known; known: default, linear, llama3")

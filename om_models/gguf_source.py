@@ -1,0 +1,217 @@
+"""Weights from a GGUF file of llama.cpp, dequantised tensor by tensor.
+
+Two things differ from Hugging Face and are undone here: q and k rows are stored for interleaved
+rotary pairs, and Llama 3 rope scaling is stored as divisors instead of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import msgspec
+import numpy as np
+
+from om_models.config_json import DEFAULT_ROPE_THETA, check_spec
+from om_models.rope import inverse_frequencies, scaling_divisors
+from om_models.spec import ModelSpec, RopeScaling
+from om_models.weights import EMBEDDING, FINAL_NORM, LM_HEAD, Array, layer_name
+from runtime_cache.errors import ConversionError
+
+KNOWN_ARCHITECTURES = ("llama",)
+ROPE_DIVISORS = "rope_freqs.weight"
+
+_TOP_NAMES = {
+    "token_embd.weight": EMBEDDING,
+    "output_norm.weight": FINAL_NORM,
+    "output.weight": LM_HEAD,
+}
+_LAYER_PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class GgufSource:
+    """A GGUF file, memory-mapped.
+
+    Raises (from the constructor):
+        ConversionError: not a GGUF, truncated, not a Llama, or metadata the graph cannot honour.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.label = path.name
+        self._path = path
+        self._reader = open_gguf(path)
+        self._tensors = {_canonical_name(t.name): t for t in self._reader.tensors}
+        self.spec = self._read_spec()
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor (GGUF lists dimensions fastest first; here slowest first)."""
+        return {
+            name: tuple(int(size) for size in reversed(tensor.shape))
+            for name, tensor in self._tensors.items()
+            if name != ROPE_DIVISORS
+        }
+
+    def get(self, name: str) -> Array:
+        """One tensor as float32, or float16 if it is stored so; q and k in rotate-half order."""
+        if name not in self._tensors:
+            raise ConversionError(f"{self._path} has no tensor {name}")
+        tensor = _dequantise(self._tensors[name], self._path)
+        if name.endswith("self_attn.q_proj.weight"):
+            return interleaved_to_halves(tensor, self.spec.num_heads)
+        if name.endswith("self_attn.k_proj.weight"):
+            return interleaved_to_halves(tensor, self.spec.num_kv_heads)
+        return tensor
+
+    def _read_spec(self) -> ModelSpec:
+        architecture = self._field("general.architecture", None)
+        if architecture not in KNOWN_ARCHITECTURES:
+            raise ConversionError(
+                f"{self._path}: architecture {architecture!r} is not known;"
+                f" known: {', '.join(KNOWN_ARCHITECTURES)}"
+            )
+        hidden_size, num_heads = self._size("embedding_length"), self._size("attention.head_count")
+        spec = ModelSpec(
+            vocab_size=self._vocab_size(),
+            hidden_size=hidden_size,
+            intermediate_size=self._size("feed_forward_length"),
+            num_layers=self._size("block_count"),
+            num_heads=num_heads,
+            num_kv_heads=self._size("attention.head_count_kv", num_heads),
+            head_dim=self._size("attention.key_length", hidden_size // num_heads),
+            rms_eps=self._number("attention.layer_norm_rms_epsilon", 1e-5),
+            rope_theta=self._number("rope.freq_base", DEFAULT_ROPE_THETA),
+            max_position=self._size("context_length"),
+            tie_embeddings=LM_HEAD not in self._tensors,
+        )
+        self._check_heads(spec)
+        return msgspec.structs.replace(spec, rope_scaling=self._scaling(spec))
+
+    def _check_heads(self, spec: ModelSpec) -> None:
+        check_spec(spec)
+        for name in ("attention.value_length", "rope.dimension_count"):
+            if (size := self._size(name, spec.head_dim)) != spec.head_dim:
+                raise ConversionError(
+                    f"{self._path}: llama.{name} is {size}, but heads have {spec.head_dim} elements"
+                )
+        if self._size("expert_count", 0):
+            raise ConversionError(f"{self._path}: mixture-of-experts models are not supported")
+
+    def _scaling(self, spec: ModelSpec) -> RopeScaling | None:
+        if ROPE_DIVISORS in self._tensors:
+            stored = _dequantise(self._tensors[ROPE_DIVISORS], self._path)
+            return llama3_scaling(spec, stored, str(self._path))
+        kind = self._field("llama.rope.scaling.type", "none")
+        if kind == "none":
+            return None
+        if kind == "linear":
+            return RopeScaling(kind="linear", factor=self._number("rope.scaling.factor", 1.0))
+        raise ConversionError(f"{self._path}: rope scaling {kind!r} is not known; known: linear")
+
+    def _vocab_size(self) -> int:
+        if EMBEDDING not in self._tensors:
+            raise ConversionError(f"{self._path} has no tensor token_embd.weight")
+        return int(self._tensors[EMBEDDING].shape[-1])
+
+    def _size(self, name: str, default: int | None = None) -> int:
+        value = self._field(f"llama.{name}", default)
+        if not isinstance(value, int):
+            raise ConversionError(f"{self._path}: llama.{name} is {value!r}, expected one number")
+        return value
+
+    def _number(self, name: str, default: float) -> float:
+        # GGUF stores float32; its shortest decimal is the number that stood in config.json.
+        return float(str(np.float32(self._field(f"llama.{name}", default))))
+
+    def _field(self, name: str, default: Any) -> Any:
+        field = self._reader.get_field(name)
+        return default if field is None else field.contents()
+
+
+def open_gguf(path: Path) -> gguf.GGUFReader:
+    """Map a GGUF file and check that all of it is there.
+
+    Raises:
+        ConversionError: naming the file.
+    """
+    try:
+        reader = gguf.GGUFReader(path)
+    except FileNotFoundError as error:
+        raise ConversionError(f"{path} does not exist") from error
+    # The reader has no error type of its own: a short or foreign file shows as any of these.
+    except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
+        raise ConversionError(f"{path} is not a GGUF file or is truncated: {error}") from error
+    end = max((t.data_offset + t.n_bytes for t in reader.tensors), default=0)
+    if end > path.stat().st_size:
+        raise ConversionError(f"{path} is truncated: it should hold {end} bytes at least")
+    return reader
+
+
+def interleaved_to_halves(weight: Array, num_heads: int) -> Array:
+    """Rows (2i, 2i + 1) of each head → rows (i, i + head_dim / 2) [heads · head_dim, in].
+
+    Source: `LlamaModel.permute` of llama.cpp's convert_hf_to_gguf.py, inverted.
+    """
+    out_size, in_size = weight.shape
+    pairs = weight.reshape(num_heads, out_size // num_heads // 2, 2, in_size)
+    return pairs.swapaxes(1, 2).reshape(out_size, in_size)
+
+
+def llama3_scaling(spec: ModelSpec, divisors: Array, label: str) -> RopeScaling | None:
+    """Find the Llama 3 parameters whose divisors are the stored ones.
+
+    llama.cpp writes only the divisors; every public model uses low 1, high 4, and a power of two
+    as original context. Deriving the parameters keeps the spec, and so the bundle's digest, equal
+    to that of the Hugging Face checkpoint.
+
+    Raises:
+        ConversionError: no such parameters give these divisors.
+    """
+    if divisors.shape != (spec.head_dim // 2,):
+        raise ConversionError(f"{label}: {ROPE_DIVISORS} has shape {list(divisors.shape)}")
+    if np.all(divisors == 1):
+        return None
+    frequencies = inverse_frequencies(spec)
+    for exponent in range(9, 21):
+        scaling = RopeScaling(
+            kind="llama3",
+            factor=float(divisors.max()),
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position=2**exponent,
+        )
+        if np.allclose(scaling_divisors(scaling, frequencies), divisors, rtol=1e-4, atol=0):
+            return scaling
+    raise ConversionError(f"{label}: {ROPE_DIVISORS} is no Llama 3 rope scaling that is known")
+
+
+def _canonical_name(name: str) -> str:
+    if name in _TOP_NAMES:
+        return _TOP_NAMES[name]
+    pieces = name.split(".")
+    if len(pieces) == 4 and pieces[0] == "blk" and pieces[1].isdigit() and pieces[3] == "weight":
+        part = _LAYER_PARTS.get(pieces[2])
+        return layer_name(int(pieces[1]), part) if part else name
+    return name
+
+
+def _dequantise(tensor: gguf.ReaderTensor, path: Path) -> Array:
+    try:
+        if tensor.tensor_type in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
+            return np.asarray(tensor.data)
+        return np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+    except (NotImplementedError, ValueError) as error:
+        raise ConversionError(
+            f"{path}: cannot read {tensor.name} ({tensor.tensor_type.name}): {error}"
+        ) from error

@@ -1,0 +1,94 @@
+"""Weights from a Hugging Face directory: `config.json` and safetensors, sharded or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (makes numpy know bfloat16; safetensors hands it over as such)
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from om_models.config_json import read_spec
+from om_models.weights import Array
+from runtime_cache.errors import ConversionError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class SafetensorsSource:
+    """A Hugging Face checkpoint on disk; tensors are read when asked for, one at a time.
+
+    Raises (from the constructor):
+        ConversionError: no `config.json`, an unknown architecture, no or damaged safetensors.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.label = directory.name
+        self.spec = read_spec(directory / "config.json")
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._file_of: dict[str, Path] = {}
+        for path in _shard_paths(directory):
+            self._read_header(path)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor, from the headers."""
+        return self._shapes
+
+    def get(self, name: str) -> Array:
+        """One tensor; bfloat16 comes as float32, which holds it exactly."""
+        if name not in self._file_of:
+            raise ConversionError(f"{self.label} has no tensor {name}")
+        path = self._file_of[name]
+        try:
+            with safe_open(path, framework="numpy") as file:
+                tensor: Array = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ConversionError(f"{path}: cannot read {name}: {error}") from error
+        return _to_known_dtype(tensor, f"{path}: {name}")
+
+    def _read_header(self, path: Path) -> None:
+        try:
+            with safe_open(path, framework="numpy") as file:
+                # A safetensors handle is no mapping: keys() is its only way to list tensors.
+                for name in file.keys():  # noqa: SIM118
+                    self._shapes[name] = tuple(file.get_slice(name).get_shape())
+                    self._file_of[name] = path
+        except (SafetensorError, OSError) as error:
+            raise ConversionError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def _to_known_dtype(tensor: Array, what: str) -> Array:
+    if tensor.dtype in (np.float32, np.float16):
+        return tensor
+    if tensor.dtype.name in ("bfloat16", "float64"):
+        return tensor.astype(np.float32)
+    raise ConversionError(f"{what} is {tensor.dtype}; float32, float16 and bfloat16 are known")
+
+
+def _shard_paths(directory: Path) -> list[Path]:
+    index = directory / INDEX_FILE
+    if not index.is_file():
+        return [_existing(directory / SINGLE_FILE)]
+    try:
+        weight_map: dict[str, Any] = json.loads(index.read_text("utf-8"))["weight_map"]
+        names = {str(name) for name in weight_map.values()}
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ConversionError(f"{index} is not a safetensors index: {error!r}") from error
+    return [_existing(_inside(directory, name)) for name in sorted(names)]
+
+
+def _inside(directory: Path, name: str) -> Path:
+    """A shard's path; an index must not point out of its directory."""
+    if Path(name).name != name:
+        raise ConversionError(f"{directory / INDEX_FILE} names {name!r}, which is no file name")
+    return directory / name
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise ConversionError(f"{path} does not exist")
+    return path

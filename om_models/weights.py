@@ -1,0 +1,134 @@
+"""Where weights come from, under which names, and what shapes they must have.
+
+Names are those of Hugging Face `LlamaForCausalLM`; every source translates to them. Files are read
+in `safetensors_source` and `gguf_source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from om_models.spec import ModelSpec
+from runtime_cache.errors import ConversionError
+
+Array = npt.NDArray[Any]
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+LM_HEAD = "lm_head.weight"
+
+
+class WeightSource(Protocol):
+    """A checkpoint: its spec, and its tensors one at a time."""
+
+    @property
+    def label(self) -> str:
+        """What messages call it: the file or directory name."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's dimensions and constants."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor, by Hugging Face name; reads no weights."""
+
+    def get(self, name: str) -> Array:
+        """One tensor, float32 or float16, Hugging Face orientation [out, in].
+
+        Raises:
+            ConversionError: the tensor is missing or its bytes cannot be read.
+        """
+
+
+def layer_name(layer: int, part: str) -> str:
+    """Name of a layer's tensor: `layer_name(3, "self_attn.q_proj")`."""
+    return f"model.layers.{layer}.{part}.weight"
+
+
+def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor of one layer, by the part of its name after the layer number."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    q_dim, kv_dim = spec.num_heads * spec.head_dim, spec.kv_dim
+    return {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (q_dim, hidden),
+        "self_attn.k_proj": (kv_dim, hidden),
+        "self_attn.v_proj": (kv_dim, hidden),
+        "self_attn.o_proj": (hidden, q_dim),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+
+
+def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Every tensor the model consists of, in canonical order, with its shape."""
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
+    per_layer = layer_shapes(spec)
+    for layer in range(spec.num_layers):
+        shapes.update({layer_name(layer, part): shape for part, shape in per_layer.items()})
+    shapes[FINAL_NORM] = (spec.hidden_size,)
+    if not spec.tie_embeddings:
+        shapes[LM_HEAD] = (spec.vocab_size, spec.hidden_size)
+    return shapes
+
+
+def check_source(source: WeightSource) -> None:
+    """Compare what a checkpoint holds with what its spec needs, before anything is computed.
+
+    Raises:
+        ConversionError: tensors are missing, of another shape, or would be ignored (biases,
+            adapters); all faults are named together.
+    """
+    faults = list(_faults(source))
+    if faults:
+        shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if faults[8:] else "")
+        raise ConversionError(f"{source.label} does not hold a plain Llama model: {shown}")
+
+
+def _faults(source: WeightSource) -> Iterator[str]:
+    found, expected = source.shapes(), expected_shapes(source.spec)
+    for name, shape in expected.items():
+        if name not in found:
+            yield f"{name} is missing"
+        elif found[name] != shape:
+            yield f"{name} is {list(found[name])}, expected {list(shape)}"
+    for name in found:
+        if name not in expected and not _may_be_ignored(name, source.spec):
+            yield f"{name} has no place in the model"
+
+
+def _may_be_ignored(name: str, spec: ModelSpec) -> bool:
+    """Tensors that repeat what the spec says: old rotary buffers, a stored copy of a tied head."""
+    return name.endswith("rotary_emb.inv_freq") or (name == LM_HEAD and spec.tie_embeddings)
+
+
+class MemorySource:
+    """Weights that are already in memory: for tests and for the oracle."""
+
+    def __init__(
+        self, spec: ModelSpec, tensors: Mapping[str, Array], label: str = "memory"
+    ) -> None:
+        self.spec = spec
+        self.label = label
+        self._tensors = tensors
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor."""
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def get(self, name: str) -> Array:
+        """One tensor, as it was given."""
+        if name not in self._tensors:
+            raise ConversionError(f"{self.label} has no tensor {name}")
+        return self._tensors[name]
+
+
+def load_all(source: WeightSource) -> dict[str, npt.NDArray[np.float32]]:
+    """Every tensor of the model in host memory as float32: for the oracle, not for conversion."""
+    return {name: source.get(name).astype(np.float32) for name in expected_shapes(source.spec)}
