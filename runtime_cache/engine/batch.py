@@ -7,14 +7,27 @@ them (DESIGN 2.3). Nothing here knows a device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from runtime_cache.engine.gears import Gear, Role
 from runtime_cache.engine.request import TokenArray
+from runtime_cache.errors import InternalError
 from runtime_cache.ids import RequestId, StepId
 
 if TYPE_CHECKING:
     from runtime_cache.engine.sampler import SamplerState
+
+IndexArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+MaskArray = npt.NDArray[np.float16] | npt.NDArray[np.float32]
+
+#: What a visible and a hidden position add to the attention score. Finite in fp16, so that a row
+#: of nothing but hidden positions never becomes NaN.
+VISIBLE = 0.0
+HIDDEN = -1e4
 
 
 class SlotRun(NamedTuple):
@@ -57,3 +70,136 @@ class StepBatch:
     role: Role
     gear: Gear
     rows: tuple[BatchRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InputViews:
+    """The host side of one gear's inputs: arrays over the staging buffer, made once at load.
+
+    B, S, P are the gear's batch, chunk and past.
+
+    Attributes:
+        input_ids: [B, S], index type.
+        position_ids: [B, S], index type.
+        past_rows: [B, P], index type; first pool row of each past slot.
+        mask: [B, 1, S, P + S], KV type; additive.
+        last: [B], index type; flat row `b * S + i` of the fed token whose logits are wanted.
+    """
+
+    input_ids: IndexArray
+    position_ids: IndexArray
+    past_rows: IndexArray
+    mask: MaskArray
+    last: IndexArray
+
+
+def check_batch(batch: StepBatch) -> None:
+    """Checks that the rows fit the gear and that the appends cover what is fed.
+
+    Raises:
+        InternalError: they do not; nothing was run.
+    """
+    gear = batch.gear
+    if not 1 <= len(batch.rows) <= gear.batch:
+        raise InternalError(f"step {batch.step_id}: {len(batch.rows)} rows in {gear}")
+    for row in batch.rows:
+        num_fed = len(row.token_ids)
+        num_appended = sum(run.num_tokens for run in row.appends)
+        fits = 1 <= num_fed <= gear.chunk and row.num_past <= gear.past
+        if not fits or num_appended != num_fed or len(row.past_slots) != row.num_past:
+            raise InternalError(
+                f"step {batch.step_id}, request {row.request_id}: {num_fed} tokens fed,"
+                f" {num_appended} appended, {len(row.past_slots)} past slots for"
+                f" {row.num_past} past tokens, in {gear}"
+            )
+
+
+def write_inputs(batch: StepBatch, inputs: InputViews, rows_per_slot: int) -> None:
+    """Writes every element of `inputs`; nothing of an earlier step remains.
+
+    Fed tokens see the row's past and the fed tokens up to themselves. Padding (queries behind the
+    fed tokens, whole rows behind the batch) sees exactly its own fed token, past padding points to
+    the null block.
+
+    Args:
+        batch: the step; its gear is the one `inputs` was made for.
+        inputs: host arrays, written in place.
+        rows_per_slot: pool rows of one token in one layer group (2 * layers in the group).
+    """
+    num_rows = len(batch.rows)
+    write_row = _write_one_token_row if batch.gear.chunk == 1 else _write_chunk_row
+    for index, row in enumerate(batch.rows):
+        write_row(inputs, index, row, rows_per_slot)
+    if num_rows < batch.gear.batch:
+        _write_padded_rows(inputs, num_rows)
+
+
+def _write_one_token_row(inputs: InputViews, index: int, row: BatchRow, rows_per_slot: int) -> None:
+    """The decode case, one query per row: no padding inside the row, no causal triangle."""
+    num_past = row.num_past
+    inputs.input_ids[index] = row.token_ids
+    inputs.position_ids[index] = num_past
+    _write_past_rows(inputs.past_rows[index], row, rows_per_slot)
+    mask = inputs.mask[index, 0, 0]
+    mask[:num_past] = VISIBLE
+    mask[num_past:-1] = HIDDEN
+    mask[-1] = VISIBLE
+    inputs.last[index] = index
+
+
+def _write_chunk_row(inputs: InputViews, index: int, row: BatchRow, rows_per_slot: int) -> None:
+    chunk = inputs.input_ids.shape[1]
+    num_fed, num_past = len(row.token_ids), row.num_past
+    inputs.input_ids[index, :num_fed] = row.token_ids
+    inputs.input_ids[index, num_fed:] = 0
+    inputs.position_ids[index, :num_fed] = np.arange(num_past, num_past + num_fed)
+    inputs.position_ids[index, num_fed:] = 0
+    _write_past_rows(inputs.past_rows[index], row, rows_per_slot)
+    _write_chunk_mask(inputs.mask[index, 0], num_fed, num_past)
+    inputs.last[index] = index * chunk + num_fed - 1
+
+
+def _write_past_rows(past_rows: IndexArray, row: BatchRow, rows_per_slot: int) -> None:
+    num_past = row.num_past
+    np.multiply(row.past_slots, rows_per_slot, out=past_rows[:num_past])
+    past_rows[num_past:] = 0
+
+
+def _write_chunk_mask(mask: npt.NDArray[Any], num_fed: int, num_past: int) -> None:
+    """`mask` is one row's [S, P + S]."""
+    chunk = mask.shape[0]
+    past = mask.shape[1] - chunk
+    mask[:num_fed, :num_past] = VISIBLE
+    mask[:num_fed, num_past:past] = HIDDEN
+    mask[num_fed:, :past] = HIDDEN
+    # Queries before `num_fed` cannot see behind themselves, so the triangle hides the padding too.
+    mask[:num_fed, past:] = _causal(chunk)[:num_fed]
+    mask[num_fed:, past:] = _own_only(chunk)[num_fed:]
+
+
+def _write_padded_rows(inputs: InputViews, num_rows: int) -> None:
+    batch, chunk = inputs.input_ids.shape
+    past = inputs.past_rows.shape[1]
+    inputs.input_ids[num_rows:] = 0
+    inputs.position_ids[num_rows:] = 0
+    inputs.past_rows[num_rows:] = 0
+    inputs.mask[num_rows:, :, :, :past] = HIDDEN
+    inputs.mask[num_rows:, :, :, past:] = _own_only(chunk)
+    inputs.last[num_rows:] = np.arange(num_rows, batch) * chunk
+
+
+# The fp16 tables are exact for both values (10000 is a multiple of fp16's step there, 8).
+@lru_cache(maxsize=8)
+def _causal(chunk: int) -> npt.NDArray[np.float16]:
+    """[S, S] additive: each fed token sees itself and those before it."""
+    return _additive(np.tri(chunk, dtype=np.bool_))
+
+
+@lru_cache(maxsize=8)
+def _own_only(chunk: int) -> npt.NDArray[np.float16]:
+    """[S, S] additive: each fed token sees itself alone."""
+    return _additive(np.eye(chunk, dtype=np.bool_))
+
+
+def _additive(is_visible: npt.NDArray[np.bool_]) -> npt.NDArray[np.float16]:
+    return np.where(is_visible, VISIBLE, HIDDEN).astype(np.float16)

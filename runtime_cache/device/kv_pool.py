@@ -1,0 +1,66 @@
+"""The KV pool: one allocation of device memory, made before READY and kept to the end."""
+
+from __future__ import annotations
+
+from runtime_cache.device.acl_device import AclDevice
+from runtime_cache.device.kv_layout import KvLayout
+from runtime_cache.device.teardown import Teardown
+from runtime_cache.errors import OutOfDeviceMemory
+
+
+class KvPool:
+    """Device memory of all KV groups. Block 0 is zero and stays so; the rest is uninitialised.
+
+    Attributes:
+        layout: where each token lies.
+    """
+
+    def __init__(self, device: AclDevice, layout: KvLayout) -> None:
+        """Allocates the pool and zeroes the null block.
+
+        Raises:
+            OutOfDeviceMemory: the device has no room for the pool; nothing was allocated.
+            AclError: the driver refused; nothing is left.
+        """
+        self.layout = layout
+        self._teardown = Teardown()
+        self._base = _malloc_pool(device, layout.pool_bytes)
+        self._teardown.push(lambda: device.free(self._base))
+        with self._teardown.undo_on_error():
+            null_bytes = layout.block_size * layout.group_token_bytes
+            for group in range(layout.num_groups):
+                device.fill_zero(self.group_ptr(group), null_bytes)
+
+    def group_ptr(self, group: int) -> int:
+        """Device address of a group: what its pool input is bound to."""
+        return self._base + self.layout.group_offset(group)
+
+    def run_ptr(self, group: int, first_slot: int, num_tokens: int) -> int:
+        """Device address to write a run of slots to.
+
+        Raises:
+            InternalError: the run leaves the blocks or touches the null block.
+        """
+        return self._base + self.layout.run_offset(group, first_slot, num_tokens)
+
+    def close(self) -> None:
+        """Frees the pool; no run may be in flight. Idempotent.
+
+        Raises:
+            AclError: the driver refused.
+        """
+        self._teardown.close()
+
+
+def _malloc_pool(device: AclDevice, num_bytes: int) -> int:
+    try:
+        return device.malloc(num_bytes)
+    except OutOfDeviceMemory as error:
+        memory = device.memory_info()
+        room = f"; the device has {memory.free_bytes} bytes free" if memory else ""
+        raise OutOfDeviceMemory(
+            error.function,
+            error.acl_code,
+            error.acl_name,
+            f"the KV pool needs {num_bytes} bytes{room}",
+        ) from error

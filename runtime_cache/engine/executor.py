@@ -1,0 +1,258 @@
+"""Carries out steps on the device: inputs up, run, new KV into the pool, logits down.
+
+Not pure: this is the engine's hand. Every function here runs on the device thread. In service it
+allocates nothing on the device, and waits once per step.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from om_models.manifest import GearSpec, Manifest
+from runtime_cache.device.acl_codes import STREAM_SYNC_TIMEOUT
+from runtime_cache.device.acl_device import AclDevice
+from runtime_cache.device.kv_layout import KvLayout
+from runtime_cache.device.kv_pool import KvPool
+from runtime_cache.device.om_contract import OmContract
+from runtime_cache.device.om_model import LoadedGear, OmModel
+from runtime_cache.device.teardown import Teardown
+from runtime_cache.engine.batch import InputViews, StepBatch, check_batch, write_inputs
+from runtime_cache.engine.gears import Gear, Role
+from runtime_cache.errors import AclError, BundleError, DeviceLost, InternalError
+
+Logits = npt.NDArray[np.float32]
+
+_INPUT_FIELDS = tuple(field.name for field in fields(InputViews))
+
+
+@dataclass(slots=True)
+class RoleCounters:
+    """What steps of one role have done on the device; failed steps are not counted.
+
+    Attributes:
+        num_steps: steps that synchronised.
+        rows_appended: token rows copied into the pool.
+        rows_padded: token rows computed for nothing, because gears are larger than batches.
+    """
+
+    num_steps: int = 0
+    rows_appended: int = 0
+    rows_padded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Runnable:
+    """One gear of one role: which model runs it, and the host arrays of its inputs."""
+
+    model: OmModel
+    gear: LoadedGear
+    inputs: InputViews
+
+
+class Executor:
+    """The models and the KV pool of one bundle on one device.
+
+    Attributes:
+        layout: the pool, cut into blocks.
+    """
+
+    def __init__(self, device: AclDevice, layout: KvLayout, step_timeout_ms: int) -> None:
+        """Use `Executor.open`."""
+        self.layout = layout
+        self._device = device
+        self._step_timeout_ms = step_timeout_ms
+        self._runnables: dict[tuple[Role, Gear], _Runnable] = {}
+        self._counters: dict[Role, RoleCounters] = {
+            "prefill": RoleCounters(),
+            "decode": RoleCounters(),
+        }
+        self._is_in_flight = False
+        self._teardown = Teardown()
+
+    @classmethod
+    def open(
+        cls,
+        device: AclDevice,
+        manifest: Manifest,
+        bundle_dir: Path,
+        *,
+        block_size: int,
+        step_timeout_ms: int = 60_000,
+    ) -> Executor:
+        """Allocates the pool and loads the bundle's models.
+
+        The device stays the caller's, and must be closed after the executor.
+
+        Args:
+            manifest: of the bundle in `bundle_dir`, its files already verified.
+            block_size: tokens per block of the pool.
+            step_timeout_ms: how long one step may take on the device.
+
+        Raises:
+            BundleError: an `.om` is not what the manifest says; nothing is left.
+            ConfigError: the block size does not suit the pool; nothing is left.
+            OutOfDeviceMemory: no room for pool, models or buffers; nothing is left.
+            AclError: the driver refused; nothing is left.
+        """
+        layout = KvLayout.from_spec(manifest.kv, block_size)
+        executor = cls(device, layout, step_timeout_ms)
+        with executor._teardown.undo_on_error():
+            executor._load(manifest, bundle_dir)
+        return executor
+
+    @property
+    def counters(self) -> MappingProxyType[Role, RoleCounters]:
+        """Per role, counted over the executor's life; for reading."""
+        return MappingProxyType(self._counters)
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether work of a step that timed out may still be running."""
+        return self._is_in_flight
+
+    def run(self, batch: StepBatch) -> Logits:
+        """Runs one step and waits for it; on return its KV is in the pool.
+
+        Returns:
+            [rows with a sampler, vocab] fp32, in row order. Valid until the next run, which may
+            overwrite it; [0, vocab] if no row has a sampler.
+
+        Raises:
+            InternalError: the batch fits no gear, or appends outside the blocks.
+            AclError: a call or the queued work failed. With code 507046 the step did not end in
+                time and `is_in_flight` stays true: the next run waits for it first.
+            DeviceLost: nothing in this process can use the device again.
+                In each case every block the step was to write is suspect.
+        """
+        check_batch(batch)
+        runnable = self._runnable(batch)
+        self.resynchronize()
+        write_inputs(batch, runnable.inputs, self.layout.rows_per_slot)
+        wanted = [index for index, row in enumerate(batch.rows) if row.sampler is not None]
+        rows_appended = self._run_queued(batch, runnable, wanted)
+        self._count(batch, rows_appended)
+        return _rows(runnable.model.outputs.logits, wanted)
+
+    def resynchronize(self) -> None:
+        """Waits for the work of a step that timed out; nothing to do in the usual case.
+
+        That step has been reported as failed, so an error of its work is not reported again.
+
+        Raises:
+            AclError: code 507046: it still runs; `run` is not possible yet.
+            DeviceLost: nothing in this process can use the device again.
+        """
+        if self._is_in_flight:
+            self._settle()
+
+    def close(self) -> None:
+        """Waits for work in flight, unloads the models, frees the pool. Idempotent.
+
+        Raises:
+            DeviceError: the first failure, after everything was tried.
+        """
+        self._teardown.close()
+
+    def _load(self, manifest: Manifest, bundle_dir: Path) -> None:
+        self._pool = KvPool(self._device, self.layout)
+        self._teardown.push(self._pool.close)
+        contract = OmContract.of(manifest, self.layout)
+        for om in manifest.oms:
+            if not om.prefill and not om.decode:
+                raise BundleError(f"{om.path}: the manifest lists no gears for it")
+            model = OmModel(self._device, bundle_dir / om.path, om, contract, self._pool)
+            self._teardown.push(model.close)
+            self._add_gears("prefill", om.prefill, model)
+            self._add_gears("decode", om.decode, model)
+        self._teardown.push(self.resynchronize)
+
+    def _add_gears(self, role: Role, specs: tuple[GearSpec, ...], model: OmModel) -> None:
+        for spec in specs:
+            gear = model.gears[spec]
+            inputs = InputViews(**{name: gear.inputs[name] for name in _INPUT_FIELDS})
+            key = role, Gear(spec.batch, spec.chunk, spec.past)
+            self._runnables[key] = _Runnable(model, gear, inputs)
+
+    def _runnable(self, batch: StepBatch) -> _Runnable:
+        runnable = self._runnables.get((batch.role, batch.gear))
+        if runnable is None:
+            raise InternalError(
+                f"step {batch.step_id}: the bundle has no {batch.role} {batch.gear}"
+            )
+        return runnable
+
+    def _run_queued(self, batch: StepBatch, runnable: _Runnable, wanted: list[int]) -> int:
+        """Queues the whole step, waits once; returns the token rows appended."""
+        self._is_in_flight = True
+        try:
+            rows_appended = self._queue(batch, runnable, wanted)
+        except BaseException:
+            # What was queued before still reads the staging buffers; the first error is reported.
+            self._settle_quietly()
+            raise
+        try:
+            self._device.synchronize(self._step_timeout_ms)
+        except AclError as error:
+            self._is_in_flight = error.acl_code == STREAM_SYNC_TIMEOUT
+            raise
+        self._is_in_flight = False
+        return rows_appended
+
+    def _queue(self, batch: StepBatch, runnable: _Runnable, wanted: list[int]) -> int:
+        model = runnable.model
+        model.upload(runnable.gear)
+        model.execute(runnable.gear)
+        rows_appended = self._queue_appends(batch, model)
+        if wanted:
+            model.outputs.download_logits(wanted[-1] + 1)
+        return rows_appended
+
+    def _queue_appends(self, batch: StepBatch, model: OmModel) -> int:
+        """Queues one copy per run of slots and group; returns the token rows they hold."""
+        token_bytes = self.layout.group_token_bytes
+        copied_bytes = 0
+        for group, outputs_ptr in enumerate(model.outputs.ptrs[1:]):
+            for index, row in enumerate(batch.rows):
+                source = outputs_ptr + index * batch.gear.chunk * token_bytes
+                for first_slot, num_tokens in row.appends:
+                    num_bytes = num_tokens * token_bytes
+                    target = self._pool.run_ptr(group, first_slot, num_tokens)
+                    self._device.copy_on_device(target, source, num_bytes)
+                    source += num_bytes
+                    copied_bytes += num_bytes
+        return copied_bytes // self.layout.token_bytes
+
+    def _settle(self) -> None:
+        """Waits until nothing is queued; only a time-out or a lost device is an error here."""
+        try:
+            self._device.synchronize(self._step_timeout_ms)
+        except AclError as error:
+            if error.acl_code == STREAM_SYNC_TIMEOUT:
+                raise
+            self._is_in_flight = False
+            if isinstance(error, DeviceLost):
+                raise
+        self._is_in_flight = False
+
+    def _settle_quietly(self) -> None:
+        with suppress(AclError):
+            self._settle()
+
+    def _count(self, batch: StepBatch, rows_appended: int) -> None:
+        counters = self._counters[batch.role]
+        counters.num_steps += 1
+        counters.rows_appended += rows_appended
+        counters.rows_padded += batch.gear.batch * batch.gear.chunk - rows_appended
+
+
+def _rows(logits: Logits, wanted: list[int]) -> Logits:
+    """The wanted rows: a view in the usual case, when they are the first ones."""
+    if wanted == list(range(len(wanted))):
+        return logits[: len(wanted)]
+    return logits[wanted]
