@@ -1,0 +1,152 @@
+"""Writes an ONNX model: nodes in a row, small constants inline, weights streamed beside it.
+
+Knows nothing of Llama. Weights go to one external data file, one tensor at a time, each aligned to
+4096 bytes so that a loader can map it; the host never holds more than the tensor at hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from om_models.weights import Array
+
+#: One opset import, the newest that ATC registers for every op used (docs/kernels.md).
+OPSET = 17
+#: IR version of ONNX 1.12, the reference of the ATC documentation for opset 17.
+IR_VERSION = 8
+ALIGNMENT_BYTES = 4096
+PRODUCER = "runtime-cache"
+
+ONNX_DTYPES = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64,
+}
+
+
+class OnnxWriter:
+    """One model being written. Values are named by strings, as in ONNX itself.
+
+    Used through `open_onnx`, which closes the data file and saves the `.onnx` at the end.
+    """
+
+    def __init__(self, data_name: str, data_file: BinaryIO) -> None:
+        self._data_name = data_name
+        self._data_file = data_file
+        self._nodes: list[onnx.NodeProto] = []
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._initializers: dict[str, onnx.TensorProto] = {}
+        self._weight_digests: dict[str, str] = {}
+        self._scope = ""
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefix the names of values and nodes made inside: ATC names them in its errors."""
+        outer, self._scope = self._scope, f"{self._scope}{name}/"
+        yield
+        self._scope = outer
+
+    def input(self, name: str, dtype: str, shape: Sequence[str | int]) -> str:
+        """Declare a model input; dimensions given as strings are free."""
+        self._inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape))
+        return name
+
+    def output(self, value: str, name: str, dtype: str, shape: Sequence[str | int]) -> None:
+        """Declare `value` a model output under `name`."""
+        # No Identity node: the node that makes the value is renamed instead.
+        for node in self._nodes:
+            for index, made in enumerate(node.output):
+                if made == value:
+                    node.output[index] = name
+        self._outputs.append(helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape))
+
+    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node with one output; returns the output's name."""
+        return self.op_outputs(op_type, 1, *inputs, **attributes)[0]
+
+    def op_outputs(
+        self, op_type: str, num_outputs: int, *inputs: str, **attributes: Any
+    ) -> tuple[str, ...]:
+        """Add a node with several outputs; returns their names."""
+        name = f"{self._scope}{op_type}_{len(self._nodes)}"
+        outputs = [name if i == 0 else f"{name}:{i}" for i in range(num_outputs)]
+        self._nodes.append(helper.make_node(op_type, inputs, outputs, name=name, **attributes))
+        return tuple(outputs)
+
+    def constant(self, value: Array) -> str:
+        """A small constant, stored inline; equal constants are stored once."""
+        key = hashlib.sha256(value.tobytes()).hexdigest()[:12]
+        shape = "x".join(map(str, value.shape)) or "scalar"
+        name = f"const_{value.dtype}_{shape}_{key}"
+        if name not in self._initializers:
+            self._initializers[name] = numpy_helper.from_array(value, name)
+        return name
+
+    def ints(self, *values: int) -> str:
+        """An int64 vector: shapes, split sizes, pads."""
+        return self.constant(np.array(values, dtype=np.int64))
+
+    def weight(self, name: str, value: Array, *, is_transposed: bool = False) -> str:
+        """Stream a weight to the data file; `is_transposed` stores [out, in] as [in, out].
+
+        The digest is taken before the transposition: it names the weight, not its layout.
+        """
+        self._weight_digests[name] = _tensor_digest(value)
+        return self.table(name, value.T if is_transposed else value)
+
+    def table(self, name: str, value: Array) -> str:
+        """Stream a constant that follows from the spec and so is no part of the weights."""
+        offset = -(-self._data_file.tell() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._data_file.seek(offset)
+        self._data_file.write(memoryview(np.ascontiguousarray(value)).cast("B"))
+        tensor = TensorProto(name=name, dims=value.shape, data_type=ONNX_DTYPES[value.dtype.name])
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, text in (
+            ("location", self._data_name),
+            ("offset", str(offset)),
+            ("length", str(value.nbytes)),
+        ):
+            tensor.external_data.add(key=key, value=text)
+        self._initializers[name] = tensor
+        return name
+
+    def weights_digest(self) -> str:
+        """SHA-256 over all weights written, independent of their order in the file [hex]."""
+        lines = [f"{name} {digest}\n" for name, digest in sorted(self._weight_digests.items())]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def model(self) -> onnx.ModelProto:
+        """The model as written so far."""
+        graph = helper.make_graph(
+            self._nodes, "llama", self._inputs, self._outputs, list(self._initializers.values())
+        )
+        opsets = [helper.make_opsetid("", OPSET)]
+        return helper.make_model(
+            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=PRODUCER
+        )
+
+
+@contextmanager
+def open_onnx(onnx_path: Path) -> Iterator[OnnxWriter]:
+    """Write `onnx_path` and, beside it, `<name>.data`; the model is saved if no error is raised."""
+    data_path = onnx_path.with_name(onnx_path.name + ".data")
+    with data_path.open("wb") as data_file:
+        writer = OnnxWriter(data_path.name, data_file)
+        yield writer
+    onnx_path.write_bytes(writer.model().SerializeToString())
+
+
+def _tensor_digest(value: Array) -> str:
+    digest = hashlib.sha256(f"{value.dtype.name} {list(value.shape)}\n".encode())
+    digest.update(memoryview(np.ascontiguousarray(value)).cast("B"))
+    return digest.hexdigest()
