@@ -59,6 +59,12 @@ class TooLong(RequestError):
     code = "too_long"
 
 
+class DuplicateId(RequestError):
+    """The `id` names an unfinished request of the same client. That one goes on."""
+
+    code = "duplicate_id"
+
+
 class UnknownPrefix(RequestError):
     """The `prefix_id` names no registered prefix. The request was not admitted."""
 

@@ -7,6 +7,7 @@ made in `engine.state` only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -47,7 +48,7 @@ StepRunner = Callable[[StepBatch], Awaitable[tuple[Sampled, ...]]]
 
 
 class AnswerSink(Protocol):
-    """Takes the answers of all requests, in order; must not block or raise."""
+    """Takes a request's answers, in order, the final one last; must not block or raise."""
 
     def __call__(self, answer: Answer) -> None: ...
 
@@ -64,25 +65,24 @@ class EngineLoop:
         self,
         state: EngineState,
         run_step: StepRunner,
-        sink: AnswerSink,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
         run_step: runs a batch on the device and samples; raises DeviceError.
-        sink: called with every answer.
         clock: seconds; the only clock the engine knows.
         """
         self.state = state
         self.fatal: asyncio.Future[RuntimeCacheError] = asyncio.get_running_loop().create_future()
         self._run_step = run_step
-        self._sink = sink
+        self._sinks: dict[RequestId, AnswerSink] = {}
         self._clock = clock
         self._step_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._drained = asyncio.Event()
 
-    def submit(self, request: NewRequest) -> None:
+    def submit(self, request: NewRequest, sink: AnswerSink) -> None:
         """Hand in a request; exactly one final answer will reach the sink, perhaps at once."""
+        self._sinks[request.request_id] = sink
         self._handle(RequestArrived(request, self._clock()))
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
@@ -106,10 +106,8 @@ class EngineLoop:
             How many requests had to be cancelled. No step is in flight on return.
         """
         self._handle(DrainStarted(self._clock()))
-        try:
+        with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._drained.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            pass
         left = self.state.request_ids()
         for request_id in left:
             self.cancel(request_id, "shutdown")
@@ -131,8 +129,10 @@ class EngineLoop:
                 self._step_task = asyncio.ensure_future(self._step(command.batch))
         reports = []
         for command in commands:
-            if isinstance(command, EmitTokens | FinishRequest | FailRequest):
-                self._sink(command)
+            if isinstance(command, EmitTokens):
+                self._sinks[command.request_id](command)
+            elif isinstance(command, FinishRequest | FailRequest):
+                self._sinks.pop(command.request_id)(command)
             elif not isinstance(command, RunStep):
                 reports.append(command)
         self._set_timer(self.state.next_deadline_s)
@@ -157,13 +157,15 @@ class EngineLoop:
             error = wrapped
         is_device = isinstance(error, DeviceError)
         log.error(
-            "step_failed", step=batch.step_id, role=batch.role, error=str(error), exc_info=not is_device
+            "step_failed",
+            step=batch.step_id,
+            role=batch.role,
+            error=str(error),
+            exc_info=not is_device,
         )
         if isinstance(error, DeviceLost):
             self._break(error)
-        return StepFailed(
-            batch.step_id, error.message, error.code, error.retryable, self._clock()
-        )
+        return StepFailed(batch.step_id, error.message, error.code, error.retryable, self._clock())
 
     def _break(self, error: RuntimeCacheError) -> None:
         if not self.fatal.done():

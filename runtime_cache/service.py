@@ -1,0 +1,429 @@
+"""Between the wire and the engine: the one place that knows both.
+
+Takes client messages, hands requests to the engine, and turns the engine's answers into replies.
+Every request gets exactly one final reply, unless its client is gone. One event loop; long texts
+are tokenised on a worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+from ipc import messages as wire
+from ipc.server import ClientRef
+from runtime_cache.engine.commands import EmitTokens, FailRequest, FinishRequest, ReportEvicted
+from runtime_cache.engine.events import CancelReason
+from runtime_cache.engine.loop import Answer
+from runtime_cache.engine.request import (
+    NewRequest,
+    SamplingParams,
+    TokenArray,
+    TokenLogprobs,
+    Usage,
+)
+from runtime_cache.errors import (
+    CapacityError,
+    DuplicateId,
+    InternalError,
+    RuntimeCacheError,
+    UnknownPrefix,
+)
+from runtime_cache.ids import PrefixId, RequestId
+from runtime_cache.intake import Intake
+
+#: Longer texts are tokenised off the event loop; shorter ones cost less than the hop.
+_INLINE_CHARS = 4096
+
+
+class Engine(Protocol):
+    """What the service needs of `engine.loop.EngineLoop`."""
+
+    def submit(self, request: NewRequest, sink: Callable[[Answer], None]) -> None: ...
+    def cancel(self, request_id: RequestId, reason: CancelReason) -> None: ...
+    def release_prefix(self, prefix_id: PrefixId) -> bool: ...
+    def evict(self, max_blocks: int | None) -> ReportEvicted: ...
+
+
+class Facts(Protocol):
+    """What the daemon can tell of itself; asked for by `info`, `list` and `stats`."""
+
+    @property
+    def bytes_per_block(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+    def info(self, message_id: wire.MessageId) -> wire.Info: ...
+    def pong(self, message_id: wire.MessageId) -> wire.Pong: ...
+    def stats(self) -> dict[str, Any]: ...
+    def entries(self, limit: int) -> tuple[tuple[wire.Entry, ...], int]: ...
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a request gets that says nothing of its own."""
+
+    max_tokens: int | None = None
+    deadline_ms: int | None = None
+
+
+_Started = wire.Generate | wire.Chat | wire.Register | wire.Tokenize
+
+
+@dataclass(eq=False)
+class _Work:
+    """One unfinished request.
+
+    Attributes:
+        request_id: the engine's name for it; None while its text is still being tokenised.
+        is_mute: its client is gone; nothing is sent any more.
+        num_sent: answer tokens sent so far.
+        text, token_ids, logprobs: what was not sent, because the client wants one message.
+        tokens: the prompt.
+    """
+
+    client: ClientRef
+    message: _Started
+    arrived_s: float
+    request_id: RequestId | None = None
+    is_mute: bool = False
+    num_sent: int = 0
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[wire.Logprobs] = field(default_factory=list)
+    tokens: TokenArray | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        return isinstance(self.message, wire.Sampled) and self.message.stream
+
+
+class Service:
+    """Handler of the servers' messages."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        intake: Intake,
+        facts: Facts,
+        defaults: Defaults,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args:
+        clock: the engine's clock.
+        """
+        self._engine = engine
+        self._intake = intake
+        self._facts = facts
+        self._defaults = defaults
+        self._clock = clock
+        self._work: dict[ClientRef, dict[str, _Work]] = {}
+        self._reading: set[asyncio.Task[None]] = set()
+        self._next_id = 1
+        self._tokenising = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
+
+    # --- what the servers call -----------------------------------------------------------------
+
+    def on_message(self, client: ClientRef, message: wire.AnyRequest) -> None:
+        """Take one message; it is answered now or later, by exactly one final reply."""
+        try:
+            reply = self._dispatch(client, message)
+        except RuntimeCacheError as error:
+            reply = _error(message.id, error)
+        if reply is not None:
+            client.send(reply)
+
+    def on_client_gone(self, client: ClientRef) -> None:
+        """ZeroMQ knows this client no more: end its requests, send nothing."""
+        self._end_all(client, "client_gone")
+
+    def on_slow_reader(self, client: ClientRef) -> None:
+        """The client's queue is full: end its requests, send nothing."""
+        self._end_all(client, "slow_reader")
+
+    def close(self) -> None:
+        """Stop the worker thread. To be called after the engine has drained."""
+        self._tokenising.shutdown(wait=True, cancel_futures=True)
+
+    # --- one message ---------------------------------------------------------------------------
+
+    def _dispatch(self, client: ClientRef, message: wire.AnyRequest) -> wire.AnyReply | None:
+        """The reply if it is known at once; None if it comes later."""
+        match message:
+            case wire.Generate() | wire.Chat() | wire.Register() | wire.Tokenize():
+                self._accept(client, message)
+                return None
+            case wire.Cancel():
+                self._cancel(client, message.target)
+                return wire.Ok(id=message.id)
+            case wire.Release():
+                return self._release(message)
+            case wire.Ping():
+                return self._facts.pong(message.id)
+            case wire.GetInfo():
+                return self._facts.info(message.id)
+            case wire.GetStats():
+                return wire.Stats(id=message.id, stats=self._facts.stats())
+            case wire.ListEntries():
+                entries, total = self._facts.entries(message.limit)
+                return wire.Listed(id=message.id, entries=entries, total=total)
+            case wire.Evict():
+                return self._evict(message)
+
+    def _accept(self, client: ClientRef, message: _Started) -> None:
+        unfinished = self._work.setdefault(client, {})
+        if message.id in unfinished:
+            raise DuplicateId(f"`id` {message.id!r} names an unfinished request of this client")
+        work = _Work(client, message, self._clock())
+        unfinished[message.id] = work
+        if _num_chars(message) > _INLINE_CHARS:
+            task = asyncio.ensure_future(self._read_elsewhere(work))
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+            return
+        try:
+            self._start(work, self._intake.prompt(message))
+        except RuntimeCacheError as error:
+            self._finish(work, _error(message.id, error))
+
+    async def _read_elsewhere(self, work: _Work) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            tokens = await loop.run_in_executor(self._tokenising, self._intake.prompt, work.message)
+            if self._is_unfinished(work):
+                self._start(work, tokens)
+        except RuntimeCacheError as error:
+            if self._is_unfinished(work):
+                self._finish(work, _error(work.message.id, error))
+
+    def _start(self, work: _Work, tokens: TokenArray) -> None:
+        """Hand the request to the engine, or answer it if only its tokens were wanted."""
+        message = work.message
+        if isinstance(message, wire.Tokenize):
+            ids = tuple(tokens.tolist())
+            self._finish(work, wire.Tokenized(id=message.id, token_ids=ids))
+            return
+        work.tokens = tokens
+        request = self._request(RequestId(self._next_id), work, tokens)
+        self._next_id += 1
+        work.request_id = request.request_id
+        self._engine.submit(request, partial(self._on_answer, work))
+
+    def _request(self, request_id: RequestId, work: _Work, tokens: TokenArray) -> NewRequest:
+        message = work.message
+        if not isinstance(message, wire.Sampled):
+            return NewRequest(
+                request_id,
+                tokens,
+                SamplingParams(temperature=0.0),
+                kind="register",
+                prefix_id=self._prefix_id(tokens),
+            )
+        params = self._intake.params(message, seed=secrets.randbits(53))
+        if params.max_tokens is None:
+            params = replace(params, max_tokens=self._defaults.max_tokens)
+        deadline_ms = message.deadline_ms or self._defaults.deadline_ms
+        return NewRequest(
+            request_id,
+            tokens,
+            params,
+            eos_token_ids=self._intake.tokenizer.eos_token_ids,
+            detokenizer=self._intake.tokenizer.detokenizer(),
+            deadline_s=None if deadline_ms is None else work.arrived_s + deadline_ms / 1000,
+        )
+
+    def _prefix_id(self, tokens: TokenArray) -> PrefixId:
+        """Equal tokens on equal bundles have equal names, in every process."""
+        content = self._facts.digest.encode() + tokens.tobytes()
+        return PrefixId(f"p-{hashlib.sha256(content).hexdigest()[:32]}")
+
+    def _cancel(self, client: ClientRef, target: str) -> None:
+        work = self._work.get(client, {}).get(target)
+        if work is not None:
+            self._end(work, "client")
+
+    def _release(self, message: wire.Release) -> wire.Released:
+        prefix_id = PrefixId(message.prefix_id)
+        self._intake.prefixes.pop(prefix_id, None)
+        if not self._engine.release_prefix(prefix_id):
+            raise UnknownPrefix(f"no prefix `{prefix_id}` is registered")
+        return wire.Released(id=message.id, prefix_id=message.prefix_id)
+
+    def _evict(self, message: wire.Evict) -> wire.Evicted:
+        report = self._engine.evict(message.max_blocks)
+        return wire.Evicted(
+            id=message.id,
+            num_blocks=report.num_evicted,
+            num_bytes=report.num_evicted * self._facts.bytes_per_block,
+            in_use_blocks=report.num_in_use,
+        )
+
+    # --- ends ----------------------------------------------------------------------------------
+
+    def _end_all(self, client: ClientRef, reason: CancelReason) -> None:
+        for work in list(self._work.get(client, {}).values()):
+            work.is_mute = True
+            self._end(work, reason)
+
+    def _end(self, work: _Work, reason: CancelReason) -> None:
+        """Cancel; the final reply has been sent (or swallowed) on return."""
+        if work.request_id is not None:
+            self._engine.cancel(work.request_id, reason)
+        else:
+            self._finish(work, _never_started(work))
+
+    def _finish(self, work: _Work, reply: wire.AnyReply) -> None:
+        """Send the final reply of a request and forget it."""
+        unfinished = self._work[work.client]
+        del unfinished[work.message.id]
+        if not unfinished:
+            del self._work[work.client]
+        if not work.is_mute:
+            work.client.send(reply)
+
+    def _is_unfinished(self, work: _Work) -> bool:
+        return self._work.get(work.client, {}).get(work.message.id) is work
+
+    # --- what the engine answers ---------------------------------------------------------------
+
+    def _on_answer(self, work: _Work, answer: Answer) -> None:
+        match answer:
+            case EmitTokens():
+                self._on_tokens(work, answer)
+            case FinishRequest():
+                self._finish(work, self._final(work, answer))
+            case FailRequest():
+                reply = wire.Error(
+                    id=work.message.id,
+                    code=answer.code,
+                    message=answer.message,
+                    retryable=answer.retryable,
+                    retry_after_ms=answer.retry_after_ms,
+                )
+                self._finish(work, reply)
+
+    def _on_tokens(self, work: _Work, answer: EmitTokens) -> None:
+        if work.is_mute:
+            return
+        logprobs = tuple(map(_logprobs, answer.logprobs))
+        if not work.is_streamed:
+            work.text.append(answer.text)
+            work.token_ids += answer.token_ids
+            work.logprobs += logprobs
+            return
+        piece = wire.Tokens(
+            id=work.message.id,
+            index=work.num_sent,
+            text=answer.text,
+            token_ids=answer.token_ids,
+            logprobs=logprobs,
+        )
+        work.num_sent += len(answer.token_ids)
+        work.client.send(piece)
+
+    def _final(self, work: _Work, answer: FinishRequest) -> wire.AnyReply:
+        if isinstance(work.message, wire.Register):
+            return self._registered(work, answer)
+        if answer.reason == "registered":
+            raise InternalError(f"request {answer.request_id} was not a registration")
+        return wire.Done(
+            id=work.message.id,
+            index=work.num_sent,
+            text="".join(work.text) + answer.text,
+            token_ids=tuple(work.token_ids),
+            finish_reason=answer.reason,
+            usage=_usage(answer.usage),
+            timing=_timing(answer.usage),
+            stop=answer.stop,
+            logprobs=tuple(work.logprobs),
+        )
+
+    def _registered(self, work: _Work, answer: FinishRequest) -> wire.AnyReply:
+        if answer.prefix_id is None or work.tokens is None:
+            return _cancelled(work.message.id)
+        self._intake.prefixes[answer.prefix_id] = work.tokens
+        usage = answer.usage
+        num_blocks = usage.prompt_tokens // self._facts.block_size
+        return wire.Registered(
+            id=work.message.id,
+            prefix_id=wire.PrefixName(answer.prefix_id),
+            num_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            num_bytes=num_blocks * self._facts.bytes_per_block,
+        )
+
+
+def _num_chars(message: _Started) -> int:
+    """Characters to tokenise; 0 for token ids."""
+    if isinstance(message, wire.Chat):
+        return sum(len(turn.content) for turn in message.messages)
+    if isinstance(message, wire.Generate):
+        return len(message.prompt or "")
+    turns = message.messages or ()
+    return len(message.text or "") + sum(len(turn.content) for turn in turns)
+
+
+def _never_started(work: _Work) -> wire.AnyReply:
+    """The final reply to a request that was cancelled while its text was still being read."""
+    if not isinstance(work.message, wire.Sampled):
+        return _cancelled(work.message.id)
+    return wire.Done(
+        id=work.message.id,
+        index=0,
+        text="",
+        token_ids=(),
+        finish_reason="cancelled",
+        usage=wire.Usage(0, 0, 0, 0),
+        timing=wire.Timing(0.0, None, 0.0, None),
+    )
+
+
+def _cancelled(message_id: wire.MessageId) -> wire.Error:
+    return wire.Error(
+        id=message_id, code="cancelled", message="the request was cancelled", retryable=True
+    )
+
+
+def _error(message_id: wire.MessageId, error: RuntimeCacheError) -> wire.Error:
+    return wire.Error(
+        id=message_id,
+        code=error.code,
+        message=error.message,
+        retryable=error.retryable,
+        retry_after_ms=error.retry_after_ms if isinstance(error, CapacityError) else None,
+    )
+
+
+def _logprobs(entry: TokenLogprobs) -> wire.Logprobs:
+    top = tuple(wire.TopToken(token_id, logprob) for token_id, logprob in entry.top)
+    return wire.Logprobs(entry.token_id, entry.logprob, top)
+
+
+def _usage(usage: Usage) -> wire.Usage:
+    return wire.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        prefilled_tokens=usage.prefilled_tokens,
+        completion_tokens=usage.completion_tokens,
+    )
+
+
+def _timing(usage: Usage) -> wire.Timing:
+    ttft_s, num_tokens = usage.ttft_s, usage.completion_tokens
+    rate = None
+    if ttft_s is not None and num_tokens > 1 and usage.total_s > ttft_s:
+        rate = round((num_tokens - 1) / (usage.total_s - ttft_s), 3)
+    return wire.Timing(
+        queue_ms=round(usage.queue_s * 1000, 3),
+        ttft_ms=None if ttft_s is None else round(ttft_s * 1000, 3),
+        total_ms=round(usage.total_s * 1000, 3),
+        tokens_per_s=rate,
+    )
