@@ -1,0 +1,60 @@
+"""Where one admitted request's KV lies: its blocks, and the slot of each token. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime_cache.ids import BlockId
+
+
+class BlockTable:
+    """A request's blocks in token order; the manager changes it, the engine reads it.
+
+        tokens   0 ... committed | ... computed | ... reserved
+        blocks   [0, num_committed): indexed, shared, never written again
+                 [num_committed, len(blocks)): this request's own, written by its steps
+
+    The request has one hold on every block, and on nothing else.
+
+    Attributes:
+        block_size: tokens per block.
+        blocks: the blocks.
+        num_committed: how many of them, from the front, are in the prefix index.
+        num_hit_tokens: tokens whose KV was there when the request was admitted.
+        slots: slot of each token the blocks have room for, then garbage [int32, fixed length].
+            Entries of computed tokens stay as they are until the next commit or release, so a
+            step in flight may look at them.
+    """
+
+    __slots__ = ("_offsets", "block_size", "blocks", "num_committed", "num_hit_tokens", "slots")
+
+    def __init__(self, block_size: int, max_blocks: int) -> None:
+        self.block_size = block_size
+        self.blocks: list[BlockId] = []
+        self.num_committed = 0
+        self.num_hit_tokens = 0
+        # Not touched until used, so a long context costs address space rather than memory.
+        self.slots: npt.NDArray[np.int32] = np.empty(max_blocks * block_size, dtype=np.int32)
+        self._offsets = np.arange(block_size, dtype=np.int32)
+
+    def append(self, block: BlockId) -> None:
+        """Add a block at the end."""
+        self.blocks.append(block)
+        self._write_slots(len(self.blocks) - 1)
+
+    def replace(self, position: int, block: BlockId) -> None:
+        """Use another block with the same content at `position`."""
+        self.blocks[position] = block
+        self._write_slots(position)
+
+    def clear(self) -> list[BlockId]:
+        """Give up all blocks and return them, first block first."""
+        blocks, self.blocks = self.blocks, []
+        self.num_committed = 0
+        return blocks
+
+    def _write_slots(self, position: int) -> None:
+        size = self.block_size
+        first = position * size
+        np.add(self._offsets, self.blocks[position] * size, out=self.slots[first : first + size])
