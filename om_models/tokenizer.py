@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class Tokenizer:
                 first word is kept where a SentencePiece vocabulary would drop it.
         """
         strips = self._rules.strips_leading_space and not is_continuation
-        return TokenDetokenizer(self._shown, strips_leading_space=strips)
+        return TokenDetokenizer(self._shown, self.token_text, strips_leading_space=strips)
 
     def token_text(self, token_id: int) -> str:
         """Text of one token inside a text, special tokens by name; empty if there is no such id.
@@ -131,9 +131,23 @@ class Tokenizer:
 class TokenDetokenizer:
     """Turns one answer's token ids into text as they come (`engine.request.Detokenizer`)."""
 
-    __slots__ = ("_decoder", "_shown", "_strips")
+    __slots__ = ("_decoder", "_shown", "_strips", "token_text")
 
-    def __init__(self, shown: list[bytes], *, strips_leading_space: bool) -> None:
+    def __init__(
+        self,
+        shown: Sequence[bytes],
+        token_text: Callable[[int], str],
+        *,
+        strips_leading_space: bool,
+    ) -> None:
+        """Start an answer.
+
+        Args:
+            shown: bytes that each token id adds to the text.
+            token_text: name of a token id.
+            strips_leading_space: the first space of the text is dropped.
+        """
+        self.token_text = token_text
         self._shown = shown
         self._strips = strips_leading_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -59,6 +59,9 @@ class Detokenizer(Protocol):
     def flush(self) -> str:
         """Text of what is still incomplete when the answer ends (may be U+FFFD)."""
 
+    def token_text(self, token_id: int) -> str:
+        """Text of one token alone, special tokens by name; does not change the stream."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
