@@ -1,0 +1,89 @@
+"""Finds the `acl` module that a device's name asks for. By name alone: nothing stands in for it.
+
+The only file that imports the vendor's module or the software device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+
+from runtime_cache.device.acl_api import AclModule
+from runtime_cache.errors import ConfigError
+
+_DEVICE = re.compile(r"(sim|npu):(0|[1-9][0-9]{0,3})")
+
+_SET_ENV = "`source <toolkit>/set_env.sh` in the environment of this process sets it"
+
+
+def load_acl(
+    device: str, sim_options: Mapping[str, int | str | bool] | None = None
+) -> tuple[AclModule, int]:
+    """The module to drive a device with, and the device's number. Touches no device.
+
+    Args:
+        device: `sim:N` for the software device, `npu:N` for an Ascend card.
+        sim_options: settings of the software device (`aclsim.settings.SimSettings`), over its
+            environment variables.
+
+    Raises:
+        ConfigError: the name is unknown, the module cannot be imported (and why), or a setting of
+            the software device is wrong.
+    """
+    match = _DEVICE.fullmatch(device)
+    if match is None:
+        raise ConfigError(f"device {device!r} is unknown; it is sim:N or npu:N, such as npu:0")
+    kind, device_id = match[1], int(match[2])
+    if kind == "npu" and sim_options:
+        raise ConfigError(f"device {device!r} is no software device; remove its settings")
+    acl = _load_software(sim_options or {}) if kind == "sim" else _load_vendor()
+    return acl, device_id
+
+
+def _load_software(options: Mapping[str, int | str | bool]) -> AclModule:
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise ConfigError(
+            "the software device needs ONNX Runtime: pip install 'runtime-cache[sim]'"
+        )
+    try:
+        from runtime_cache import aclsim
+        from runtime_cache.aclsim import settings
+    except ImportError as error:
+        raise ConfigError(f"the software device cannot be imported: {error}") from error
+    try:
+        settings.configure(**options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"settings of the software device: {error}") from error
+    return aclsim
+
+
+def _load_vendor() -> AclModule:
+    try:
+        import acl
+    except ImportError as error:
+        raise ConfigError(f"pyACL cannot be imported: {_explain(error)}") from error
+    # The unrelated package `acl` of PyPI imports well and has none of this.
+    if not hasattr(acl, "init") or not hasattr(getattr(acl, "rt", None), "malloc"):
+        raise ConfigError(
+            f"the module `acl` at {getattr(acl, '__file__', 'an unknown place')} is not pyACL:"
+            " uninstall that package; pyACL comes with CANN, not with pip"
+        )
+    return acl
+
+
+def _explain(error: ImportError) -> str:
+    """What the operator has to do about a failed import.
+
+    Source: pyACL field reports; the texts are the dynamic loader's.
+    """
+    text = str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name == "acl":
+        return f"PYTHONPATH does not lead to it, or CANN is not installed; {_SET_ENV}"
+    if "libascendcl" in text:
+        return f"{text}: LD_LIBRARY_PATH is not set; {_SET_ENV}"
+    if "undefined symbol" in text:
+        return f"{text}: pyACL and the CANN libraries are of different releases"
+    if "cannot open shared object file" in text:
+        return f"{text}: the NPU driver is not installed, or not mounted into this container"
+    return text

@@ -1,0 +1,62 @@
+"""One thread, calls in order, errors come back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from runtime_cache.device.thread import DeviceThread
+
+
+async def test_every_call_runs_on_the_same_other_thread() -> None:
+    thread = DeviceThread()
+    names = {await thread.run(threading.get_ident) for _ in range(3)}
+    await thread.close()
+    assert len(names) == 1
+    assert threading.get_ident() not in names
+
+
+async def test_calls_run_in_the_order_they_were_asked_for() -> None:
+    thread = DeviceThread()
+    log: list[int] = []
+    await asyncio.gather(*(thread.run(log.append, number) for number in range(50)))
+    await thread.close()
+    assert log == list(range(50))
+
+
+async def test_results_and_errors_come_back() -> None:
+    thread = DeviceThread()
+    assert await thread.run(int, "12", base=16) == 18
+    with pytest.raises(ValueError, match="invalid literal"):
+        await thread.run(int, "x")
+    assert await thread.run(int, "3") == 3
+    await thread.close()
+
+
+async def test_a_cancelled_wait_leaves_the_call_to_its_end() -> None:
+    thread = DeviceThread()
+    started, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def step() -> None:
+        started.set()
+        may_end.wait()
+        ended.set()
+
+    task = asyncio.ensure_future(thread.run(step))
+    await asyncio.to_thread(started.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    may_end.set()
+    assert await thread.run(ended.is_set)
+    await thread.close()
+
+
+async def test_closed_twice_and_not_used_again() -> None:
+    thread = DeviceThread()
+    await thread.close()
+    await thread.close()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await thread.run(int)
