@@ -21,7 +21,7 @@ from ipc.messages import (
     AnyRequest,
     MessageId,
 )
-from ipc.sentences import explain
+from ipc.sentences import explain, show
 
 
 class Encoding(str, Enum):
@@ -205,7 +205,7 @@ def _valid_id(value: object) -> MessageId | None:
 def _wrong_version(version: object, message_id: MessageId | None) -> MalformedMessage:
     return MalformedMessage(
         "unsupported_version",
-        f"`v`: this daemon speaks protocol version {PROTOCOL_VERSION}, got {version!r:.40}",
+        f"`v`: this daemon speaks protocol version {PROTOCOL_VERSION}, got {show(version)}",
         message_id,
     )
 

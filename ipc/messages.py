@@ -95,7 +95,7 @@ ChatMessages = Annotated[
 ]
 
 
-class Sampled(Request, frozen=True, kw_only=True):
+class AnswerRequest(Request, frozen=True, kw_only=True):
     """What `generate` and `chat` share: how tokens are chosen and when the answer ends.
 
     Attributes:
@@ -148,7 +148,7 @@ class Sampled(Request, frozen=True, kw_only=True):
             _check_finite("logit_bias", value)
 
 
-class Generate(Sampled, frozen=True, kw_only=True, tag="generate"):
+class Generate(AnswerRequest, frozen=True, kw_only=True, tag="generate"):
     """Continue a prompt; answered by `tokens`… and `done`, or by `error`.
 
     Attributes:
@@ -167,7 +167,7 @@ class Generate(Sampled, frozen=True, kw_only=True, tag="generate"):
         _check_one_of(self, "prompt", "prompt_ids")
 
 
-class Chat(Sampled, frozen=True, kw_only=True, tag="chat"):
+class Chat(AnswerRequest, frozen=True, kw_only=True, tag="chat"):
     """Answer a conversation, laid out by the model's chat template.
 
     Attributes:
@@ -277,7 +277,7 @@ AnyRequest = UserRequest | AdminRequest
 #: The messages that only the admin socket accepts.
 ADMIN_REQUESTS: tuple[type[Request], ...] = (ListEntries, Evict, GetStats)
 #: The messages that are answered by a stream.
-STREAMED_REQUESTS: tuple[type[Sampled], ...] = (Generate, Chat)
+STREAMED_REQUESTS: tuple[type[AnswerRequest], ...] = (Generate, Chat)
 
 
 class Reply(Struct, frozen=True, omit_defaults=True):

@@ -86,7 +86,7 @@ def _expectation(problem: str, value: object) -> str | None:
         pattern = match["pattern"].replace("\\\\", "\\")
         return f"expected {_PATTERN_WORDS.get(pattern, pattern)}{_got(value)}"
     if match := _CHOICE.match(problem):
-        return f"expected one of {', '.join(get_args(Role))}, got {_show(match['value'])}"
+        return f"expected one of {', '.join(get_args(Role))}, got {show(match['value'])}"
     if match := _TYPE.match(problem):
         got = _got(value)
         if not got and match["got"]:
@@ -121,10 +121,10 @@ def _value_at(content: Any, path: str) -> object:
 
 
 def _got(value: object) -> str:
-    return "" if value is _UNSEEN else f", got {_show(value)}"
+    return "" if value is _UNSEEN else f", got {show(value)}"
 
 
-def _show(value: object) -> str:
+def show(value: object) -> str:
     """A value as its author would write it, shortened."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
@@ -136,7 +136,9 @@ def _show(value: object) -> str:
         return f'"{_short(value)}"'
     if isinstance(value, int) and value.bit_length() > 128:
         return "an integer of more than 128 bits"
-    return _short(repr(value))
+    if isinstance(value, (int, float)):
+        return _short(repr(value))
+    return "binary data"
 
 
 def _short(text: str) -> str:

@@ -1,0 +1,96 @@
+"""Moves messages between a ZeroMQ socket and callbacks in the event loop's thread.
+
+One receiver for the socket's whole life, called by the loop: there is no awaited receive that a
+cancellation could interrupt, so no message is lost that way (pyzmq issue 1925), and no task per
+send (issue 1203). Works on asyncio and uvloop alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import zmq
+
+#: Messages taken per wake-up before other work of the loop gets its turn.
+_MAX_BATCH = 128
+
+
+class Pump:
+    """Owns the receiving side of `socket`; everything happens in the loop's thread.
+
+    Args:
+        socket: stays the caller's to close, after `stop()`.
+        deliver: called with the frames of each message, in order; must not raise. Of a message
+            with more than `max_frames` frames it gets `max_frames + 1`.
+        max_frames: frames to keep of a message.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        deliver: Callable[[Sequence[bytes]], None],
+        *,
+        max_frames: int,
+    ) -> None:
+        self._socket = socket
+        self._deliver = deliver
+        self._max_frames = max_frames
+        self._loop = asyncio.get_running_loop()
+        self._fd = socket.fileno()
+        self._pending: asyncio.Handle | None = None
+        self._is_running = True
+        self._loop.add_reader(self._fd, self._drain)
+        # The descriptor only reports changes; look once at what came before it was watched.
+        self._drain_soon()
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Hand a message to libzmq, at once and in order.
+
+        Raises:
+            zmq.Again: the peer's queue is full. Nothing was sent.
+            zmq.ZMQError: as libzmq says. Nothing was sent.
+        """
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        finally:
+            # Sending may consume the descriptor's signal that something can be received.
+            self._drain_soon()
+
+    def stop(self) -> None:
+        """Deliver nothing more. May be called twice."""
+        if self._is_running:
+            self._is_running = False
+            self._loop.remove_reader(self._fd)
+            if self._pending is not None:
+                self._pending.cancel()
+
+    def _drain_soon(self) -> None:
+        if self._pending is None and self._is_running:
+            self._pending = self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
+        for _ in range(_MAX_BATCH):
+            frames = self._receive()
+            if frames is None:
+                return
+            self._deliver(frames)
+            if not self._is_running:
+                return
+        self._drain_soon()
+
+    def _receive(self) -> list[bytes] | None:
+        """The next message, or None if there is none yet."""
+        socket = self._socket
+        try:
+            frames = [socket.recv(zmq.NOBLOCK)]
+        except zmq.Again:
+            return None
+        while socket.get(zmq.RCVMORE):
+            frame = socket.recv(zmq.NOBLOCK)
+            if len(frames) <= self._max_frames:
+                frames.append(frame)
+        return frames
