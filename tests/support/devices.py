@@ -1,0 +1,28 @@
+"""Opens the device under test: the software device always, a card where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from runtime_cache.device.acl_device import AclDevice
+from runtime_cache.device.select import load_acl
+
+#: For `pytest.mark.parametrize`: every device the contract holds on.
+DEVICES = ["sim:0", pytest.param("npu:0", marks=pytest.mark.npu)]
+
+
+@contextmanager
+def opened(name: str = "sim:0", **sim_options: int | str | bool) -> Iterator[AclDevice]:
+    """The device, closed again at the end; its failures to close are the test's failures."""
+    if name.startswith("npu") and importlib.util.find_spec("acl") is None:
+        pytest.skip("pyACL is not installed here")
+    acl, device_id = load_acl(name, sim_options)
+    device = AclDevice.open(acl, device_id)
+    try:
+        yield device
+    finally:
+        device.close()
