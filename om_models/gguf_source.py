@@ -165,7 +165,8 @@ def interleaved_to_halves(weight: Array, num_heads: int) -> Array:
     """
     out_size, in_size = weight.shape
     pairs = weight.reshape(num_heads, out_size // num_heads // 2, 2, in_size)
-    return pairs.swapaxes(1, 2).reshape(out_size, in_size)
+    halves: Array = pairs.swapaxes(1, 2).reshape(out_size, in_size)
+    return halves
 
 
 def llama3_scaling(spec: ModelSpec, divisors: Array, label: str) -> RopeScaling | None:

@@ -23,9 +23,6 @@ from om_models.spec import ModelSpec
 from om_models.weights import EMBEDDING, FINAL_NORM, LM_HEAD, Array, WeightSource, layer_name
 from runtime_cache.errors import ConversionError
 
-#: An embedding index or KV row beyond this cannot be proven to work on ATC (DESIGN 2.1).
-MAX_INPUT_ELEMENTS = 2**31
-
 Progress = Callable[[int, int], None]
 
 
@@ -180,7 +177,7 @@ class _LlamaGraph:
         stacked = w.op("Reshape", stacked, w.ints(0, 0, len(rows), spec.kv_dim))
         if padding := kv.row_elements - spec.kv_dim:
             stacked = w.op("Pad", stacked, w.ints(0, 0, 0, 0, 0, 0, 0, padding))
-        shape = ["B", "S", len(rows), kv.row_elements]
+        shape: list[str | int] = ["B", "S", len(rows), kv.row_elements]
         w.output(stacked, f"new_kv_{group}", kv.dtype, shape)
 
     def _emit_logits(self, hidden: str, embedding: str) -> None:
@@ -235,7 +232,7 @@ class _LlamaGraph:
         """A weight in the model's dtype."""
         stored = self._source.get(name)
         with np.errstate(over="ignore"):
-            weight = stored.astype(self._dtype)
+            weight: Array = stored.astype(self._dtype, copy=False)
         if not np.isfinite(weight).all():
             raise ConversionError(
                 f"{name} has values that {self._dtype.name} cannot hold; convert with --dtype fp32"

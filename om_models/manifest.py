@@ -1,8 +1,8 @@
 """`manifest.json`, the contract between a bundle and the daemon. Pure data.
 
 A bundle is a directory: the compiled `.om` file(s), `tokenizer.json`, `manifest.json`. The manifest
-names every file with its size and SHA-256, and carries all numbers the daemon needs, so that nothing
-is guessed from an `.om`.
+names every file with its size and SHA-256, and carries all numbers the daemon needs, so that
+nothing is guessed from an `.om`.
 """
 
 from __future__ import annotations

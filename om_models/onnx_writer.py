@@ -108,7 +108,7 @@ class OnnxWriter:
         """Stream a constant that follows from the spec and so is no part of the weights."""
         offset = -(-self._data_file.tell() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._data_file.seek(offset)
-        self._data_file.write(memoryview(np.ascontiguousarray(value)).cast("B"))
+        self._data_file.write(_bytes_of(value))
         tensor = TensorProto(name=name, dims=value.shape, data_type=ONNX_DTYPES[value.dtype.name])
         tensor.data_location = TensorProto.EXTERNAL
         for key, text in (
@@ -148,5 +148,10 @@ def open_onnx(onnx_path: Path) -> Iterator[OnnxWriter]:
 
 def _tensor_digest(value: Array) -> str:
     digest = hashlib.sha256(f"{value.dtype.name} {list(value.shape)}\n".encode())
-    digest.update(memoryview(np.ascontiguousarray(value)).cast("B"))
+    digest.update(_bytes_of(value))
     return digest.hexdigest()
+
+
+def _bytes_of(value: Array) -> memoryview:
+    """The array's bytes in C order, without a copy where they already are."""
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
