@@ -1,0 +1,435 @@
+"""Memory of one simulated device, and pinned host memory: accounting, bounds, poison, copies.
+
+Device addresses are numbers outside of anything a user process can map (2^60 and up), translated
+here to host mappings. They are never reused, so an address that outlives its allocation is always
+found out. Accounting follows the aclrtMalloc page of CANN 9.0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from runtime_cache.aclsim import codes, mapping
+from runtime_cache.aclsim.failure import AclFailure
+from runtime_cache.aclsim.mapping import round_up
+
+DEVICE_BASE = 1 << 60
+DEVICE_END = 1 << 63
+_DEVICE_SPAN = 1 << 56
+_GUARD_BYTES = 4096
+
+BASE_ALIGN_BYTES = 64
+NORMAL_PAGE_BYTES = 4096
+HUGE_PAGE_BYTES = 2 << 20
+GIANT_PAGE_BYTES = 1 << 30
+HUGE_FROM_BYTES = (1 << 20) + 1
+
+_HUGE_ONLY = (1, 4)
+_NORMAL_ONLY = (2, 5)
+_GIANT_ONLY = (6, 7)
+_HUGE_FIRST = (0, 3)
+
+_HOLD_GIL_BYTES = 64 << 10
+_REMEMBERED_FREES = 1024
+TAIL_BYTES = 32
+
+
+def is_device_address(address: int) -> bool:
+    """Whether a number lies in the device address space, mapped or not."""
+    return DEVICE_BASE <= address < DEVICE_END
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """One live (or still pinned) range.
+
+    Attributes:
+        base, size_bytes: what the program sees.
+        charged_bytes: what it costs the device, in whole pages.
+        host: address of the mapping behind it.
+        pins: running tasks that use it; the mapping goes when the last one ends.
+        is_live: not freed.
+    """
+
+    base: int
+    size_bytes: int
+    charged_bytes: int
+    host: int
+    pins: int = 0
+    is_live: bool = True
+
+    @property
+    def end(self) -> int:
+        """First address behind the range."""
+        return self.base + self.size_bytes
+
+
+class AddressMap:
+    """Live allocations by address, and the recent dead ones for better sentences."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._bases: list[int] = []
+        self._allocations: list[Allocation] = []
+        self._freed: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_FREES)
+
+    def __iter__(self) -> Iterator[Allocation]:
+        return iter(list(self._allocations))
+
+    def __len__(self) -> int:
+        return len(self._allocations)
+
+    def add(self, allocation: Allocation) -> None:
+        """Enters a new range, which overlaps no other."""
+        index = bisect_right(self._bases, allocation.base)
+        self._bases.insert(index, allocation.base)
+        self._allocations.insert(index, allocation)
+
+    def remove(self, base: int) -> Allocation:
+        """Takes out the allocation that starts at `base`.
+
+        Raises:
+            AclFailure: 107000 if none starts there; the sentence tells a double free apart.
+        """
+        index = bisect_right(self._bases, base) - 1
+        if index < 0 or self._bases[index] != base:
+            raise AclFailure(codes.RT_PARAM_INVALID, self._explain(base, 1, "free"))
+        del self._bases[index]
+        allocation = self._allocations.pop(index)
+        self._freed.append((allocation.base, allocation.end))
+        return allocation
+
+    def covering(self, address: int) -> Allocation | None:
+        """The live allocation that holds `address`."""
+        index = bisect_right(self._bases, address) - 1
+        if index < 0 or address >= self._allocations[index].end:
+            return None
+        return self._allocations[index]
+
+    def knows(self, address: int) -> bool:
+        """Whether `address` lies in a live or recently freed range."""
+        return self.covering(address) is not None or self._was_freed(address)
+
+    def _was_freed(self, address: int) -> bool:
+        return any(base <= address < end for base, end in self._freed)
+
+    def find(self, address: int, count_bytes: int, code: int) -> Allocation:
+        """The live allocation that holds the whole range.
+
+        Raises:
+            AclFailure: `code`, if the range is not inside one live allocation.
+        """
+        found = self.covering(address)
+        if found is None or address + count_bytes > found.end:
+            raise AclFailure(code, self._explain(address, count_bytes, "use"))
+        return found
+
+    def _explain(self, address: int, count_bytes: int, verb: str) -> str:
+        """Why a range is not usable, in words."""
+        found = self.covering(address)
+        if found is not None and verb == "use":
+            over = address + count_bytes - found.end
+            return f"{count_bytes} bytes at {address:#x} run {over} bytes past their allocation"
+        if found is not None:
+            return f"free of {address:#x}, which is inside an allocation, not its start"
+        if self._was_freed(address):
+            kind = "double free of" if verb == "free" else "use after free of"
+            return f"{kind} {self._what} address {address:#x}"
+        return f"{verb} of {self._what} address {address:#x}, which was never allocated"
+
+
+class HostMemory:
+    """Pinned host memory (`malloc_host`) of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.live = AddressMap("pinned host")
+
+    def malloc(self, size_bytes: int) -> int:
+        """Page-aligned pinned memory, poisoned.
+
+        Raises:
+            AclFailure: 100000 for size 0, 207001 if the host refuses.
+        """
+        if size_bytes == 0:
+            raise AclFailure(codes.INVALID_PARAM, "size is 0")
+        host = _map(size_bytes)
+        with self._lock:
+            self.live.add(Allocation(host, size_bytes, size_bytes, host))
+        return host
+
+    def free(self, address: int) -> None:
+        """Poisons the range. It stays mapped, so that a late reader gets garbage, not a crash.
+
+        Raises:
+            AclFailure: 107000 if `address` is no live `malloc_host` address.
+        """
+        with self._lock:
+            allocation = self.live.remove(address)
+        mapping.poison(allocation.host, allocation.size_bytes)
+
+    def free_all(self) -> int:
+        """Frees what is left and returns how many allocations it was."""
+        left = list(self.live)
+        for allocation in left:
+            self.free(allocation.base)
+        return len(left)
+
+    def is_pinned(self, address: int) -> bool:
+        """Whether `address` lies in live pinned memory."""
+        with self._lock:
+            return self.live.covering(address) is not None
+
+    def check(self, address: int, count_bytes: int, code: int) -> None:
+        """Checks a range if it touches memory this object knows; foreign memory passes.
+
+        Raises:
+            AclFailure: `code`, if it runs past pinned memory or was freed.
+        """
+        with self._lock:
+            if self.live.knows(address):
+                self.live.find(address, count_bytes, code)
+
+
+class DeviceMemory:
+    """The memory of one device. Thread-safe.
+
+    Args:
+        device_id: places the device's own address range.
+        total_bytes: capacity, as `get_mem_info` reports it.
+        host_memory: where host addresses of copies are checked.
+    """
+
+    def __init__(self, device_id: int, total_bytes: int, host_memory: HostMemory) -> None:
+        self._lock = threading.Lock()
+        self._next_base = DEVICE_BASE + device_id * _DEVICE_SPAN
+        self._host_memory = host_memory
+        self.total_bytes = total_bytes
+        self.used_bytes = 0
+        self.live = AddressMap("device")
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left for allocations."""
+        return self.total_bytes - self.used_bytes
+
+    def charge(self, count_bytes: int) -> None:
+        """Takes capacity without an address: system packages, model weights, work memory.
+
+        Raises:
+            AclFailure: 207001 if it does not fit; nothing is taken.
+        """
+        with self._lock:
+            self._take(count_bytes)
+
+    def refund(self, count_bytes: int) -> None:
+        """Gives back what `charge` took."""
+        with self._lock:
+            self.used_bytes -= count_bytes
+
+    def malloc(self, size_bytes: int, policy: int, *, pad_bytes: int = TAIL_BYTES) -> int:
+        """Reserves poisoned device memory and returns its device address, 64-byte aligned.
+
+        Args:
+            size_bytes: what the program may use.
+            policy: ACL_MEM_MALLOC_*, decides the page size.
+            pad_bytes: tail that pyACL adds (32 for malloc, 0 for malloc_align32).
+
+        Raises:
+            AclFailure: 100000 for size 0, 207001 if it does not fit; nothing is taken.
+        """
+        if size_bytes == 0:
+            raise AclFailure(codes.INVALID_PARAM, "size is 0")
+        with self._lock:
+            charged = self._charge_pages(size_bytes, policy, pad_bytes)
+            try:
+                host = _map(size_bytes + TAIL_BYTES)
+            except AclFailure:
+                self.used_bytes -= charged
+                raise
+            base = self._next_base
+            self._next_base += round_up(size_bytes + _GUARD_BYTES, _GUARD_BYTES)
+            self.live.add(Allocation(base, size_bytes, charged, host))
+        return base
+
+    def _charge_pages(self, size_bytes: int, policy: int, pad_bytes: int) -> int:
+        """Takes the pages of one allocation: huge pages, or normal ones where allowed."""
+        pad = 0 if policy in _GIANT_ONLY else pad_bytes
+        reserved = round_up(size_bytes, 32) + pad
+        sizes = [round_up(reserved, page) for page in _page_sizes(size_bytes, policy)]
+        for charged in sizes[:-1]:
+            if self.used_bytes + charged <= self.total_bytes:
+                self.used_bytes += charged
+                return charged
+        self._take(sizes[-1])
+        return sizes[-1]
+
+    def _take(self, count_bytes: int) -> None:
+        if self.used_bytes + count_bytes > self.total_bytes:
+            raise AclFailure(
+                codes.RT_MEMORY_ALLOCATION,
+                f"out of device memory: {count_bytes} bytes wanted, {self.free_bytes} of "
+                f"{self.total_bytes} free",
+            )
+        self.used_bytes += count_bytes
+
+    def free(self, address: int) -> None:
+        """Frees at once, whatever still runs: running tasks see poison from now on.
+
+        Raises:
+            AclFailure: 100000 for 0, 107000 for anything that is not a live allocation's start.
+        """
+        if address == 0:
+            raise AclFailure(codes.INVALID_PARAM, "free of a null pointer")
+        with self._lock:
+            self._drop(self.live.remove(address))
+
+    def free_all(self) -> int:
+        """Frees what is left, as a device reset does, and returns how many allocations it was."""
+        with self._lock:
+            leaked = list(self.live)
+            for allocation in leaked:
+                self._drop(self.live.remove(allocation.base))
+        return len(leaked)
+
+    def _drop(self, allocation: Allocation) -> None:
+        allocation.is_live = False
+        self.used_bytes -= allocation.charged_bytes
+        if allocation.pins:
+            mapping.poison(allocation.host, _mapped_bytes(allocation))
+        else:
+            mapping.unmap(allocation.host, _mapped_bytes(allocation))
+
+    def check(self, address: int, count_bytes: int, code: int) -> None:
+        """Checks that a range lies inside one live allocation.
+
+        Raises:
+            AclFailure: `code`, with the reason.
+        """
+        with self._lock:
+            self.live.find(address, count_bytes, code)
+
+    @contextmanager
+    def pinned(self, ranges: Sequence[tuple[int, int]], code: int) -> Iterator[list[int]]:
+        """Keeps (address, size) ranges mapped for a task; yields their host addresses.
+
+        Raises:
+            AclFailure: `code`, before the task if a range is not live, after it if one was freed
+                meanwhile.
+        """
+        with self._lock:
+            held = [self.live.find(address, size, code) for address, size in ranges]
+            for allocation in held:
+                allocation.pins += 1
+        try:
+            pairs = zip(held, ranges, strict=True)
+            yield [
+                allocation.host + address - allocation.base for allocation, (address, _) in pairs
+            ]
+        finally:
+            with self._lock:
+                dead = [allocation for allocation in held if self._unpin(allocation)]
+        if dead:
+            sentence = f"device memory at {dead[0].base:#x} was freed while a task used it"
+            raise AclFailure(code, sentence)
+
+    def _unpin(self, allocation: Allocation) -> bool:
+        """Ends one use; returns whether the allocation was freed meanwhile."""
+        allocation.pins -= 1
+        if allocation.is_live:
+            return False
+        if allocation.pins == 0:
+            mapping.unmap(allocation.host, _mapped_bytes(allocation))
+        return True
+
+    def read(self, address: int, count_bytes: int, code: int) -> bytes:
+        """Copies a device range into Python bytes (for small things such as gear selectors)."""
+        self.check(address, count_bytes, code)
+        target = ctypes.create_string_buffer(count_bytes)
+        self.copy(ctypes.addressof(target), address, count_bytes, code)
+        return target.raw
+
+    def write(self, address: int, data: bytes, code: int) -> None:
+        """Copies bytes to a device range, now.
+
+        Raises:
+            AclFailure: `code`, if the range is not usable or no device memory.
+        """
+        self.check(address, len(data), code)
+        source = ctypes.create_string_buffer(data, len(data))
+        self.copy(address, ctypes.addressof(source), len(data), code)
+
+    def copy(self, dst: int, src: int, count_bytes: int, code: int) -> None:
+        """Moves bytes between device and device, or device and host, now.
+
+        Raises:
+            AclFailure: `code`, if a device or pinned range is not usable.
+        """
+        if count_bytes <= _HOLD_GIL_BYTES:
+            with self._lock:
+                target = self._translate(dst, count_bytes, code)
+                source = self._translate(src, count_bytes, code)
+                mapping.move_holding_gil(target, source, count_bytes)
+            return
+        self._copy_large(dst, src, count_bytes, code)
+
+    def _translate(self, address: int, count_bytes: int, code: int) -> int:
+        """Host address of a range. Call with the lock held."""
+        if address < DEVICE_BASE:
+            self._host_memory.check(address, count_bytes, code)
+            return address
+        allocation = self.live.find(address, count_bytes, code)
+        return allocation.host + address - allocation.base
+
+    def _copy_large(self, dst: int, src: int, count_bytes: int, code: int) -> None:
+        """A copy without the GIL, its device ranges pinned."""
+        ends = (dst, src)
+        for end in ends:
+            if not is_device_address(end):
+                self._host_memory.check(end, count_bytes, code)
+        ranges = [(end, count_bytes) for end in ends if is_device_address(end)]
+        with self.pinned(ranges, code) as hosts:
+            translated = iter(hosts)
+            target, source = (next(translated) if is_device_address(e) else e for e in ends)
+            mapping.move_releasing_gil(target, source, count_bytes)
+
+    def fill(self, address: int, value: int, count_bytes: int, code: int) -> None:
+        """Sets every byte of a device range to `value`, now.
+
+        Raises:
+            AclFailure: `code`, if the range is not usable.
+        """
+        with self.pinned([(address, count_bytes)], code) as hosts:
+            mapping.fill_releasing_gil(hosts[0], value, count_bytes)
+
+
+def _page_sizes(size_bytes: int, policy: int) -> list[int]:
+    """Page sizes an allocation may use, best first."""
+    if policy in _GIANT_ONLY:
+        return [GIANT_PAGE_BYTES]
+    if policy in _HUGE_ONLY:
+        return [HUGE_PAGE_BYTES]
+    if policy in _NORMAL_ONLY:
+        return [NORMAL_PAGE_BYTES]
+    huge_from = HUGE_FROM_BYTES if policy in _HUGE_FIRST else HUGE_PAGE_BYTES
+    if size_bytes < huge_from:
+        return [NORMAL_PAGE_BYTES]
+    return [HUGE_PAGE_BYTES, NORMAL_PAGE_BYTES]
+
+
+def _mapped_bytes(allocation: Allocation) -> int:
+    """Length of the mapping behind a device allocation, tail included."""
+    return allocation.size_bytes + TAIL_BYTES
+
+
+def _map(size_bytes: int) -> int:
+    try:
+        return mapping.map_poisoned(size_bytes)
+    except MemoryError as error:
+        raise AclFailure(codes.RT_MEMORY_ALLOCATION, f"the host says: {error}") from error

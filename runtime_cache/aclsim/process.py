@@ -1,0 +1,223 @@
+"""What one process holds of the simulated host: devices, contexts, handles, the current thread.
+
+Not part of pyACL's surface. `power_cycle` returns to the state of a fresh process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass, field
+
+from runtime_cache.aclsim import codes, settings
+from runtime_cache.aclsim.datasets import DataBuffer, Dataset
+from runtime_cache.aclsim.descs import Desc
+from runtime_cache.aclsim.failure import AclFailure
+from runtime_cache.aclsim.handles import HandleTable
+from runtime_cache.aclsim.memory import DeviceMemory, HostMemory
+from runtime_cache.aclsim.models import LoadedModel
+from runtime_cache.aclsim.streams import Event, Stream
+
+_stream_numbers = itertools.count(1)
+
+
+@dataclass(eq=False)
+class Context:
+    """Owns a default stream and the streams created while it was current.
+
+    Attributes:
+        is_alive: not destroyed and its device not reset.
+        streams: the program's own streams, by handle.
+    """
+
+    device: Device
+    handle: int = 0
+    is_alive: bool = True
+    streams: dict[int, Stream] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.default_stream = self.new_stream()
+
+    def new_stream(self) -> Stream:
+        """A stream with its thread running; not entered anywhere."""
+        name = f"aclsim-stream-{next(_stream_numbers)}"
+        return Stream(name, self.device.note_failure, self.device.lost_failure)
+
+    def all_streams(self) -> list[Stream]:
+        """The default stream and the program's own."""
+        return [self.default_stream, *self.streams.values()]
+
+    def close(self) -> None:
+        """Waits for all work and ends the threads."""
+        self.is_alive = False
+        for stream in self.all_streams():
+            stream.close()
+
+
+class Device:
+    """One simulated device.
+
+    Attributes:
+        lost_code: sticky code that took it away, or 0.
+        num_users: open `set_device` calls.
+    """
+
+    def __init__(self, device_id: int, config: settings.SimSettings, host: HostMemory) -> None:
+        self.device_id = device_id
+        self.memory = DeviceMemory(device_id, config.memory_bytes, host)
+        self.memory.charge(config.initial_use_bytes)
+        self.lost_code = 0
+        self.num_users = 0
+        self.default_context: Context | None = None
+
+    def note_failure(self, failure: AclFailure) -> None:
+        """Remembers a sticky failure."""
+        if failure.code in codes.STICKY:
+            self.lost_code = failure.code
+
+    def lost_failure(self) -> AclFailure | None:
+        """What every call gets once the device is lost."""
+        if not self.lost_code:
+            return None
+        return AclFailure(self.lost_code, f"device {self.device_id} is lost ({self.lost_code})")
+
+
+class Process:
+    """The process-wide state behind the module functions."""
+
+    def __init__(self) -> None:
+        self.config = settings.current()
+        self.num_inits = 0
+        self.lock = threading.RLock()
+        self.host_memory = HostMemory()
+        self.devices: dict[int, Device] = {}
+        self.contexts: HandleTable[Context] = HandleTable("context", codes.RT_CONTEXT_NULL)
+        self.streams: HandleTable[Stream] = HandleTable("stream", codes.RT_STREAM_CONTEXT)
+        self.events: HandleTable[Event] = HandleTable("event", codes.RT_PARAM_INVALID)
+        self.buffers: HandleTable[DataBuffer] = HandleTable("data buffer", codes.INVALID_PARAM)
+        self.datasets: HandleTable[Dataset] = HandleTable("dataset", codes.INVALID_PARAM)
+        self.descs: HandleTable[Desc] = HandleTable("model description", codes.INVALID_PARAM)
+        self.models: dict[int, LoadedModel] = {}
+        self._model_ids = itertools.count(1)
+
+    def require_init(self) -> None:
+        """Raises 100001 unless `acl.init` was called."""
+        if not self.num_inits:
+            raise AclFailure(codes.UNINITIALIZE, "acl.init has not been called")
+
+    def device(self, device_id: int) -> Device:
+        """The device, brought up on first use.
+
+        Raises:
+            AclFailure: 100001 before init, 107001 for a bad id, the sticky code if it is lost.
+        """
+        self.require_init()
+        if not 0 <= device_id < self.config.device_count:
+            raise AclFailure(codes.RT_INVALID_DEVICE_ID, f"no device {device_id}")
+        with self.lock:
+            if device_id not in self.devices:
+                self.devices[device_id] = Device(device_id, self.config, self.host_memory)
+            device = self.devices[device_id]
+        _raise_if_lost(device)
+        return device
+
+    def new_context(self, device: Device) -> Context:
+        """A context, entered in the table."""
+        context = Context(device)
+        context.handle = self.contexts.add(context)
+        return context
+
+    def add_model(self, model: LoadedModel) -> int:
+        """Enters a model and returns its id."""
+        model_id = next(self._model_ids)
+        self.models[model_id] = model
+        return model_id
+
+    def drop_models(self, device: Device) -> None:
+        """Unloads what is loaded on a device that is reset."""
+        for model_id, model in list(self.models.items()):
+            if model.memory is device.memory:
+                del self.models[model_id]
+                model.unload()
+
+    def close_context(self, context: Context) -> None:
+        """Waits for a context's work and forgets it."""
+        self.contexts.remove(context.handle)
+        context.close()
+
+
+class _Current(threading.local):
+    """The calling thread's context."""
+
+    context: Context | None = None
+
+
+_process = Process()
+_current = _Current()
+
+
+def this_process() -> Process:
+    """The one process state."""
+    return _process
+
+
+def set_current(context: Context | None) -> None:
+    """Makes a context current in the calling thread."""
+    _current.context = context
+
+
+def current_context() -> Context:
+    """The calling thread's context.
+
+    Raises:
+        AclFailure: 107002 if it has none or it is gone; the sticky code if the device is lost.
+    """
+    context = _current.context
+    if context is None or not context.is_alive:
+        what = "has no context" if context is None else "holds a context that was destroyed"
+        raise AclFailure(codes.RT_CONTEXT_NULL, f"thread {threading.current_thread().name} {what}")
+    if context.device.lost_code:
+        _raise_if_lost(context.device)
+    return context
+
+
+def current_stream(handle: int) -> Stream:
+    """A stream of the current context; 0 is its default stream.
+
+    Raises:
+        AclFailure: 107003 if the stream belongs elsewhere or was destroyed; as `current_context`.
+    """
+    context = current_context()
+    if handle == 0:
+        return context.default_stream
+    stream = context.streams.get(handle)
+    if stream is None:
+        raise AclFailure(codes.RT_STREAM_CONTEXT, f"{handle:#x} is no stream of this context")
+    return stream
+
+
+def note_failure(failure: AclFailure) -> None:
+    """Lets a scripted failure take effect: a sticky code takes the current device away."""
+    if _current.context is not None:
+        _current.context.device.note_failure(failure)
+
+
+def power_cycle() -> None:
+    """Forgets everything: threads joined, memory unmapped, settings read again at init.
+
+    Streams must be able to finish: release every gate and event first.
+    """
+    global _process
+    for context in _process.contexts.objects():
+        context.close()
+    for device in _process.devices.values():
+        device.memory.free_all()
+    _process.host_memory.free_all()
+    set_current(None)
+    _process = Process()
+
+
+def _raise_if_lost(device: Device) -> None:
+    failure = device.lost_failure()
+    if failure is not None:
+        raise failure
