@@ -55,7 +55,7 @@ class Intake:
             raise InvalidRequest("the prompt is empty: give at least one token")
         return tokens
 
-    def params(self, message: wire.Sampled, *, seed: int) -> SamplingParams:
+    def params(self, message: wire.AnswerRequest, *, seed: int) -> SamplingParams:
         """The engine's form of the sampling fields.
 
         Args:

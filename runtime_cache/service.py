@@ -103,7 +103,7 @@ class _Work:
 
     @property
     def is_streamed(self) -> bool:
-        return isinstance(self.message, wire.Sampled) and self.message.stream
+        return isinstance(self.message, wire.AnswerRequest) and self.message.stream
 
 
 class Service:
@@ -115,15 +115,18 @@ class Service:
         intake: Intake,
         facts: Facts,
         defaults: Defaults,
+        send: Callable[[ClientRef, wire.AnyReply], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
+        send: sends a reply at once; may call back `on_client_gone`, `on_slow_reader`.
         clock: the engine's clock.
         """
         self._engine = engine
         self._intake = intake
         self._facts = facts
         self._defaults = defaults
+        self._send = send
         self._clock = clock
         self._work: dict[ClientRef, dict[str, _Work]] = {}
         self._reading: set[asyncio.Task[None]] = set()
@@ -139,7 +142,7 @@ class Service:
         except RuntimeCacheError as error:
             reply = _error(message.id, error)
         if reply is not None:
-            client.send(reply)
+            self._send(client, reply)
 
     def on_client_gone(self, client: ClientRef) -> None:
         """ZeroMQ knows this client no more: end its requests, send nothing."""
@@ -219,7 +222,7 @@ class Service:
 
     def _request(self, request_id: RequestId, work: _Work, tokens: TokenArray) -> NewRequest:
         message = work.message
-        if not isinstance(message, wire.Sampled):
+        if not isinstance(message, wire.AnswerRequest):
             return NewRequest(
                 request_id,
                 tokens,
@@ -287,7 +290,7 @@ class Service:
         if not unfinished:
             del self._work[work.client]
         if not work.is_mute:
-            work.client.send(reply)
+            self._send(work.client, reply)
 
     def _is_unfinished(self, work: _Work) -> bool:
         return self._work.get(work.client, {}).get(work.message.id) is work
@@ -327,7 +330,7 @@ class Service:
             logprobs=logprobs,
         )
         work.num_sent += len(answer.token_ids)
-        work.client.send(piece)
+        self._send(work.client, piece)
 
     def _final(self, work: _Work, answer: FinishRequest) -> wire.AnyReply:
         if isinstance(work.message, wire.Register):
@@ -373,7 +376,7 @@ def _num_chars(message: _Started) -> int:
 
 def _never_started(work: _Work) -> wire.AnyReply:
     """The final reply to a request that was cancelled while its text was still being read."""
-    if not isinstance(work.message, wire.Sampled):
+    if not isinstance(work.message, wire.AnswerRequest):
         return _cancelled(work.message.id)
     return wire.Done(
         id=work.message.id,

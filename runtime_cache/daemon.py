@@ -1,0 +1,177 @@
+"""`rtcached`: reads the configuration, opens everything, serves, drains, closes.
+
+Exit codes: 0 ended cleanly, 1 the device failed at the start, 2 wrong configuration, bundle or
+endpoint, 3 the device was lost or the engine broke in service (a service manager should restart).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+import structlog
+import uvloop
+
+from ipc.codec import Limits
+from ipc.errors import EndpointError
+from ipc.server import Role, Server
+from runtime_cache import __version__, config, log
+from runtime_cache.config import Config, Loaded
+from runtime_cache.errors import ConfigError, DeviceError
+from runtime_cache.facts import DaemonFacts
+from runtime_cache.intake import Intake
+from runtime_cache.runtime import Runtime
+from runtime_cache.service import Defaults, Service
+
+logger = structlog.get_logger(__name__)
+
+EXIT_OK = 0
+EXIT_DEVICE = 1
+EXIT_CONFIG = 2
+EXIT_BROKEN = 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the daemon until SIGTERM or SIGINT; returns the exit code."""
+    args = _parser().parse_args(argv)
+    flags = {name: text for name, text in vars(args).items() if "." in name}
+    try:
+        loaded = config.load(args.config, flags=flags)
+        if args.check_config:
+            _print_config(loaded)
+            return EXIT_OK
+        log.configure(loaded.config.log)
+        return uvloop.run(serve(loaded.config))
+    except (ConfigError, EndpointError) as error:
+        print(f"rtcached: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except DeviceError as error:
+        print(f"rtcached: {error}", file=sys.stderr)
+        return EXIT_DEVICE
+
+
+async def serve(config: Config) -> int:
+    """Open, say ready, serve until a signal or a fatal error, drain, close.
+
+    Raises:
+        ConfigError, EndpointError, DeviceError: the start failed; nothing is left open.
+    """
+    stop = _stop_on_signals()
+    servers: dict[str, Server] = {role: _server(config, role) for role in ("user", "admin")}
+    try:
+        for server in servers.values():
+            server.claim()  # a second daemon on these sockets fails here, before it loads a model
+        runtime = await Runtime.open(config)
+        try:
+            code = await _serve(runtime, servers, stop)
+        finally:
+            await runtime.close()
+    finally:
+        for server in servers.values():
+            await server.close()
+    logger.info("stopped", exit_code=code)
+    return code
+
+
+async def _serve(runtime: Runtime, servers: Mapping[str, Server], stop: asyncio.Event) -> int:
+    """From ready to drained; returns the exit code."""
+    config, engine = runtime.config, runtime.engine
+    service = Service(
+        engine,
+        Intake(runtime.tokenizer, runtime.chat_template, runtime.manifest.model.vocab_size),
+        DaemonFacts(runtime, servers),
+        Defaults(config.engine.default_max_tokens, config.engine.default_deadline_ms),
+        send=lambda client, reply: servers[client.role].send(client, reply),
+    )
+    for server in servers.values():
+        await server.start(service)
+    _log_ready(runtime, servers)
+    await _either(stop.wait(), asyncio.shield(engine.fatal))
+    is_broken = engine.fatal.done()
+    logger.info("draining", unfinished=len(engine.state.request_ids()), is_broken=is_broken)
+    num_cancelled = await engine.drain(0 if is_broken else config.ipc.drain_timeout_s)
+    service.close()
+    logger.info("drained", cancelled=num_cancelled)
+    return EXIT_BROKEN if is_broken else EXIT_OK
+
+
+def _server(config: Config, role: Role) -> Server:
+    ipc = config.ipc
+    is_admin = role == "admin"
+    return Server(
+        ipc.admin_endpoint or f"{ipc.endpoint}.admin" if is_admin else ipc.endpoint,
+        role=role,
+        limits=Limits(max_message_bytes=ipc.max_message_bytes),
+        socket_mode=0o600 if is_admin else int(ipc.socket_mode, 8),
+        log=lambda event, fields: logger.warning(event, **fields),
+    )
+
+
+def _log_ready(runtime: Runtime, servers: Mapping[str, Server]) -> None:
+    logger.info(
+        "ready",
+        model=runtime.manifest.name,
+        device=runtime.config.device.device,
+        soc=runtime.soc_name,
+        endpoints={role: server.endpoint for role, server in servers.items()},
+        capacity_tokens=runtime.cache.num_usable * runtime.layout.block_size,
+        max_model_len=runtime.gears.max_model_len,
+    )
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Set by SIGTERM or SIGINT; a second one ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        logger.info("signal", name=number.name)
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return stop
+
+
+async def _either(*waits: Coroutine[Any, Any, object] | asyncio.Future[Any]) -> None:
+    """Return as soon as one is done; the others are given up."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rtcached",
+        description="Prefix-cache and inference daemon for Huawei Ascend NPUs.",
+        epilog="example, on the software device: "
+        "rtcached --model-bundle ./smollm2 --device sim:0 --ipc-endpoint ipc://./rtcached.sock",
+    )
+    parser.add_argument("--version", action="version", version=f"rtcached {__version__}")
+    parser.add_argument("--config", metavar="FILE", help="TOML file; see rtcached.toml")
+    parser.add_argument(
+        "--check-config",
+        action="store_true",
+        help="print the effective values and where each came from, then exit",
+    )
+    config.add_flags(parser)
+    return parser
+
+
+def _print_config(loaded: Loaded) -> None:
+    rows = [(path, repr(value), origin) for path, value, origin in config.describe(loaded)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for path, value, origin in rows:
+        print(f"{path:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

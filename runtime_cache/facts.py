@@ -1,0 +1,136 @@
+"""What the daemon tells of itself: `info`, `ping`, `list`, `stats`.
+
+Reads gauges and counters where they are kept; changes nothing.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ipc import messages as wire
+from ipc.server import Server
+from runtime_cache import __version__
+from runtime_cache.cache.results import CacheEntry
+from runtime_cache.runtime import Runtime
+
+_LIBRARIES = ("numpy", "pyzmq", "tokenizers", "uvloop", "onnxruntime")
+
+
+class DaemonFacts:
+    """Facts of one running daemon.
+
+    Attributes:
+        digest: of the bundle.
+        block_size: tokens per block.
+        bytes_per_block: device memory of one block.
+    """
+
+    def __init__(self, runtime: Runtime, servers: Mapping[str, Server]) -> None:
+        self._runtime = runtime
+        self._servers = servers
+        self._started_s = time.monotonic()
+        self._versions = _versions()
+        self.digest = runtime.manifest.digest
+        self.block_size = runtime.layout.block_size
+        self.bytes_per_block = runtime.layout.block_bytes
+
+    def pong(self, message_id: wire.MessageId) -> wire.Pong:
+        """Answer to `ping`."""
+        return wire.Pong(id=message_id, version=__version__, uptime_s=self._uptime_s())
+
+    def info(self, message_id: wire.MessageId) -> wire.Info:
+        """Answer to `info`."""
+        runtime, config = self._runtime, self._runtime.config
+        return wire.Info(
+            id=message_id,
+            model=runtime.manifest.name,
+            digest=self.digest,
+            device=config.device.device,
+            vocab_size=runtime.manifest.model.vocab_size,
+            max_model_len=runtime.gears.max_model_len,
+            block_size=self.block_size,
+            chat=runtime.chat_template is not None,
+            limits={
+                "max_message_bytes": config.ipc.max_message_bytes,
+                "max_waiting": config.engine.max_waiting,
+                "max_batch": runtime.gears.max_batch,
+                "cache_tokens": runtime.cache.num_usable * self.block_size,
+            },
+            versions=self._versions,
+        )
+
+    def entries(self, limit: int) -> tuple[tuple[wire.Entry, ...], int]:
+        """The cached prefixes, most recently used first, and how many there are in all."""
+        entries = self._runtime.cache.entries()
+        now_s = time.monotonic()
+        return tuple(self._entry(entry, now_s) for entry in entries[:limit]), len(entries)
+
+    def stats(self) -> dict[str, Any]:
+        """Section → name → value."""
+        runtime = self._runtime
+        return {
+            "daemon": {
+                "version": __version__,
+                "uptime_s": self._uptime_s(),
+                "device": runtime.config.device.device,
+                "soc": runtime.soc_name,
+                "model": runtime.manifest.name,
+            },
+            "pool": self._pool(),
+            "cache": asdict(runtime.cache.counters),
+            "engine": asdict(runtime.engine.state.snapshot()),
+            "device": {role: asdict(c) for role, c in runtime.executor.counters.items()},
+            "ipc": {role: _server(server) for role, server in self._servers.items()},
+        }
+
+    def _uptime_s(self) -> float:
+        return round(time.monotonic() - self._started_s, 3)
+
+    def _pool(self) -> dict[str, int]:
+        cache = self._runtime.cache
+        return {
+            "num_blocks": cache.num_usable,
+            "live_blocks": cache.num_live,
+            "cached_blocks": cache.num_evictable,
+            "free_blocks": cache.num_free,
+            "block_size": self.block_size,
+            "bytes_per_block": self.bytes_per_block,
+            "capacity_tokens": cache.num_usable * self.block_size,
+        }
+
+    def _entry(self, entry: CacheEntry, now_s: float) -> wire.Entry:
+        return wire.Entry(
+            digest=entry.digest,
+            num_tokens=entry.num_tokens,
+            num_blocks=entry.num_blocks,
+            num_bytes=entry.num_blocks * self.bytes_per_block,
+            hits=entry.num_hits,
+            age_s=round(now_s - entry.created_s, 3),
+            idle_s=round(now_s - entry.last_used_s, 3),
+            in_use=entry.num_holds > len(entry.prefix_ids),
+            prefix_id=wire.PrefixName(entry.prefix_ids[0]) if entry.prefix_ids else None,
+        )
+
+
+def _server(server: Server) -> dict[str, Any]:
+    counters = server.counters
+    return asdict(counters) | {"refused": dict(counters.refused)}
+
+
+def _versions() -> dict[str, str]:
+    versions = {
+        "protocol": str(wire.PROTOCOL_VERSION),
+        "runtime-cache": __version__,
+        "python": platform.python_version(),
+    }
+    for name in _LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,260 @@
+"""Everything below the service, opened and closed as one: bundle, device, executor, engine.
+
+The daemon, the benchmarks and the embedded API all stand on this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+from om_models.bundle import Bundle, load_bundle
+from om_models.chat import ChatTemplate, ChatTemplateError
+from om_models.manifest import Manifest
+from om_models.tokenizer import Tokenizer, TokenizerError
+from runtime_cache.cache.hashing import root_digest
+from runtime_cache.cache.manager import CacheManager
+from runtime_cache.config import CacheConfig, Config, parse_bytes
+from runtime_cache.device.acl_device import AclDevice
+from runtime_cache.device.kv_layout import KvLayout
+from runtime_cache.device.select import load_acl
+from runtime_cache.device.thread import DeviceThread
+from runtime_cache.engine.batch import StepBatch
+from runtime_cache.engine.executor import Executor
+from runtime_cache.engine.gears import Gear, GearTable
+from runtime_cache.engine.loop import EngineLoop
+from runtime_cache.engine.request import Sampled
+from runtime_cache.engine.sampler import sample_rows
+from runtime_cache.engine.state import EngineLimits, EngineState
+from runtime_cache.errors import BundleError, ConfigError, OutOfDeviceMemory
+
+log = structlog.get_logger(__name__)
+
+_MIB = 1024**2
+_GIB = 1024**3
+#: The watermark never takes more than this part of the pool (DESIGN 2.10).
+_MAX_WATERMARK_PART = 8
+
+
+class Runtime:
+    """An opened bundle on an opened device, with its engine.
+
+    Attributes:
+        bundle: what is served.
+        tokenizer: of the bundle.
+        chat_template: of the bundle, or None.
+        gears: compiled shapes.
+        executor: used on the device thread only; its counters may be read anywhere.
+        cache: the prefix cache; changed by the engine only.
+        engine: the running engine.
+    """
+
+    def __init__(self, config: Config, bundle: Bundle) -> None:
+        """Use `Runtime.open`."""
+        manifest = bundle.manifest
+        self.config = config
+        self.bundle = bundle
+        self.tokenizer, self.chat_template = _read_texts(bundle)
+        self.gears = _gear_table(manifest)
+        self.soc_name = ""
+        self.executor: Executor
+        self.cache: CacheManager
+        self.engine: EngineLoop
+        self._device: AclDevice
+        self._thread = DeviceThread()
+
+    @classmethod
+    async def open(cls, config: Config) -> Runtime:
+        """Verify the bundle, open the device, load the models.
+
+        Raises:
+            ConfigError: configuration or bundle; nothing is left open.
+            DeviceError: the device or its driver; nothing is left open.
+        """
+        bundle = await asyncio.to_thread(_load_bundle, config)
+        runtime = cls(config, bundle)
+        try:
+            await runtime._thread.run(runtime._open_device)
+        except BaseException:
+            await runtime._thread.close()
+            raise
+        runtime._make_engine()
+        return runtime
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.bundle.manifest
+
+    @property
+    def layout(self) -> KvLayout:
+        return self.executor.layout
+
+    async def close(self) -> None:
+        """Unload, free and finalise. To be called when no step is in flight. Idempotent."""
+        await self._thread.run(self._close_device)
+        await self._thread.close()
+
+    async def run_step(self, batch: StepBatch) -> tuple[Sampled, ...]:
+        """Run a batch on the device thread and sample there, off the event loop."""
+        return await self._thread.run(self._run_and_sample, batch)
+
+    def _run_and_sample(self, batch: StepBatch) -> tuple[Sampled, ...]:
+        logits = self.executor.run(batch)
+        states = [row.sampler for row in batch.rows if row.sampler is not None]
+        return sample_rows(logits, states)
+
+    def _open_device(self) -> None:
+        config = self.config
+        acl, device_id = load_acl(config.device.device, _sim_options(config, self.manifest))
+        log.info("device_opening", device=config.device.device)
+        self._device = AclDevice.open(acl, device_id)
+        try:
+            self.soc_name = self._device.soc_name
+            log.info("models_loading", soc=self.soc_name, oms=[om.path for om in self.manifest.oms])
+            self.executor = Executor.open(
+                self._device,
+                self.manifest,
+                self.bundle.path,
+                block_size=config.cache.block_size,
+                step_timeout_ms=config.device.step_timeout_ms,
+            )
+        except OutOfDeviceMemory as error:
+            explained = self._explain_shortage(error)
+            self._device.close()
+            raise explained from error
+        except BaseException:
+            self._device.close()
+            raise
+
+    def _close_device(self) -> None:
+        self.executor.close()
+        self._device.close()
+
+    def _make_engine(self) -> None:
+        config, layout = self.config, self.layout
+        num_blocks = _num_blocks(config.cache, layout)
+        self.cache = CacheManager(
+            num_blocks=num_blocks,
+            block_size=layout.block_size,
+            root=root_digest(
+                bundle_digest=bytes.fromhex(self.manifest.digest), block_size=layout.block_size
+            ),
+            low_watermark_blocks=_watermark_blocks(config.cache, layout, num_blocks),
+            is_enabled=config.cache.enable,
+        )
+        state = EngineState(
+            self.cache,
+            self.gears,
+            EngineLimits(
+                max_waiting=config.engine.max_waiting,
+                max_running=config.engine.max_running or self.gears.max_batch,
+                interleave_chunk_tokens=config.engine.interleave_chunk_tokens,
+            ),
+        )
+        self.engine = EngineLoop(state, self.run_step)
+
+    def _explain_shortage(self, error: OutOfDeviceMemory) -> OutOfDeviceMemory:
+        """The same error, with what the bundle needs and what the device has."""
+        memory = self._device.memory_info()
+        has = (
+            "the driver does not say how much is free"
+            if memory is None
+            else f"{memory.free_bytes / _GIB:.2f} of {memory.total_bytes / _GIB:.2f} GiB are free"
+        )
+        layout = KvLayout.from_spec(self.manifest.kv, self.config.cache.block_size)
+        files = self.manifest.files
+        weights = sum(files[om.path].num_bytes for om in self.manifest.oms)
+        detail = (
+            f"device memory is too small for this bundle: KV pool {layout.pool_bytes / _GIB:.2f} "
+            f"GiB, models about {weights / _GIB:.2f} GiB plus workspace; now {has}. Convert with a "
+            f"smaller --kv-capacity, or stop what else uses the device"
+        )
+        return OutOfDeviceMemory(error.function, error.acl_code, error.acl_name, detail)
+
+
+def _load_bundle(config: Config) -> Bundle:
+    if not config.model.bundle:
+        raise ConfigError("model.bundle is not set: name a directory made by rtcache-convert")
+    if not config.device.device:
+        raise ConfigError(
+            'device.device is not set: "npu:0" for Ascend device 0, "sim:0" for the software device'
+        )
+    log.info("bundle_reading", path=config.model.bundle, verify=config.model.verify)
+    bundle = load_bundle(Path(config.model.bundle), verify=config.model.verify)
+    _check_target(bundle.manifest, config.device.device)
+    return bundle
+
+
+def _check_target(manifest: Manifest, device: str) -> None:
+    wanted = "sim" if device.startswith("sim:") else "ascend"
+    if manifest.target != wanted:
+        raise BundleError(
+            f"the bundle was made with --target {manifest.target}, device {device} needs "
+            f"--target {wanted}: convert again"
+        )
+
+
+def _read_texts(bundle: Bundle) -> tuple[Tokenizer, ChatTemplate | None]:
+    manifest = bundle.manifest
+    try:
+        tokenizer = Tokenizer.load(
+            bundle.path / "tokenizer.json", manifest.bos_token_id, manifest.eos_token_ids
+        )
+        if manifest.chat_template is None:
+            return tokenizer, None
+        bos, eos = manifest.bos_token_id, manifest.eos_token_ids
+        template = ChatTemplate(
+            manifest.chat_template,
+            bos_token="" if bos is None else tokenizer.token_text(bos),
+            eos_token=tokenizer.token_text(eos[0]) if eos else "",
+        )
+    except (TokenizerError, ChatTemplateError) as error:
+        raise BundleError(f"{bundle.path}: {error}") from error
+    return tokenizer, template
+
+
+def _gear_table(manifest: Manifest) -> GearTable:
+    prefill = [Gear(g.batch, g.chunk, g.past) for om in manifest.oms for g in om.prefill]
+    decode = [Gear(g.batch, g.chunk, g.past) for om in manifest.oms for g in om.decode]
+    return GearTable(prefill, decode)
+
+
+def _sim_options(config: Config, manifest: Manifest) -> Mapping[str, int | str | bool]:
+    """Settings of the software device; none for a card."""
+    if not config.device.device.startswith("sim:"):
+        return {}
+    sim = config.sim
+    return {
+        "memory_bytes": parse_bytes(sim.memory),
+        "soc_name": sim.soc or manifest.soc_version,
+        "threads": sim.threads or 0,
+    }
+
+
+def _num_blocks(cache: CacheConfig, layout: KvLayout) -> int:
+    """Blocks in use, the null block included: what was compiled in, or the operator's cap."""
+    if cache.cache_capacity is None:
+        return layout.num_blocks
+    num_blocks = int(cache.cache_capacity * 10**9) // layout.block_bytes
+    if num_blocks > layout.num_blocks:
+        log.warning(
+            "cache_capacity_capped",
+            asked_gb=cache.cache_capacity,
+            compiled_gb=round(layout.num_blocks * layout.block_bytes / 10**9, 3),
+        )
+        return layout.num_blocks
+    if num_blocks < 2:
+        raise ConfigError(
+            f"cache.cache_capacity = {cache.cache_capacity} GB is too small: one block of "
+            f"{layout.block_size} tokens takes {layout.block_bytes / _MIB:.2f} MiB, and two are "
+            f"the least"
+        )
+    return num_blocks
+
+
+def _watermark_blocks(cache: CacheConfig, layout: KvLayout, num_blocks: int) -> int:
+    asked = int(cache.low_watermark_mb * _MIB) // layout.block_bytes
+    return min(asked, num_blocks // _MAX_WATERMARK_PART)

@@ -1,0 +1,77 @@
+"""`rtcache-admin COMMAND`: look into a running daemon's cache and change it.
+
+Exit codes: 0 done, 1 the daemon said no, 2 wrong usage, 3 the daemon cannot be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from ipc.endpoint import DEFAULT_ENDPOINT
+from ipc.errors import EndpointError, IpcError, ServerError
+from ipc.sync_client import Client
+from tools.admin.commands import COMMANDS
+
+EXIT_REFUSED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+
+_ENDPOINT_VARIABLE = "RTCACHE_ADMIN_ENDPOINT"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one command; returns the exit code."""
+    args = _parser().parse_args(argv)
+    out = Console(quiet=args.json, highlight=False)
+    try:
+        with Client(args.endpoint, timeout_s=args.timeout) as client:
+            result = args.command.run(client, args, out)
+    except ServerError as error:
+        return _fail(f"{error.message} ({error.code})", EXIT_REFUSED)
+    except (EndpointError, OSError, ValueError) as error:
+        return _fail(str(error), EXIT_USAGE)
+    except IpcError as error:
+        return _fail(str(error), EXIT_UNREACHABLE)
+    if args.json:
+        print(json.dumps(result))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--endpoint",
+        default=os.environ.get(_ENDPOINT_VARIABLE, f"{DEFAULT_ENDPOINT}.admin"),
+        help=f"admin socket (environment {_ENDPOINT_VARIABLE}; now %(default)s)",
+    )
+    common.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds (30)")
+    common.add_argument("--json", action="store_true", help="print the reply as one JSON object")
+    parser = argparse.ArgumentParser(prog="rtcache-admin", description=__doc__)
+    names = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        doc = command.__doc__ or ""
+        sub = names.add_parser(
+            command.name,
+            parents=[common],
+            help=doc.splitlines()[0],
+            description=doc.replace("\n    ", "\n"),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_flags(sub)
+        sub.set_defaults(command=command)
+    return parser
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"rtcache-admin: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""`rtcache-bench NAME`: the project's measurements.
+
+Every benchmark says what the ceiling is, warms up, reports medians and spread, names device, bundle
+and commit, and ends in one JSON object on the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from runtime_cache import __version__
+from runtime_cache.errors import RuntimeCacheError
+from tools.bench import step, ttft
+
+
+class Benchmark(Protocol):
+    """What a module of this package offers; its docstring is the help."""
+
+    __doc__: str | None
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: argparse.Namespace, out: Console) -> dict[str, Any]: ...
+
+
+BENCHMARKS: dict[str, Benchmark] = {"ttft": ttft, "step": step}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one benchmark; exit code 0, or 1 if it could not be run."""
+    args = _parser().parse_args(argv)
+    out = Console(stderr=args.json)  # with --json, only the result goes to standard output
+    try:
+        result = BENCHMARKS[args.name].run(args, out)
+    except RuntimeCacheError as error:
+        print(f"rtcache-bench: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps({"benchmark": args.name, **result, **_provenance()}))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rtcache-bench", description=__doc__)
+    names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    for name, benchmark in BENCHMARKS.items():
+        doc = benchmark.__doc__ or ""
+        sub = names.add_parser(
+            name,
+            help=doc.splitlines()[0],
+            description=doc,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+        benchmark.add_flags(sub)
+    return parser
+
+
+def _provenance() -> dict[str, str]:
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {"version": __version__, "commit": found.stdout.strip() or "unknown"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
