@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
@@ -98,7 +98,7 @@ class _Refused(Exception):
 class _Generation(Extension):
     """`{% generation %}` marks the assistant's words for training; here only they count."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - an instance variable in Jinja
 
     def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno

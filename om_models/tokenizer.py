@@ -85,8 +85,8 @@ class Tokenizer:
         """
         try:
             ids = self._library.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as error:
-            raise TokenizerError(f"the text is not valid Unicode: {error.reason}") from error
+        except (TypeError, UnicodeEncodeError) as error:  # TypeError is how the library says it
+            raise TokenizerError("the text is not valid Unicode: it has lone surrogates") from error
         bos = self.bos_token_id
         if add_bos and bos is not None and ids[:1] != [bos]:
             ids = [bos, *ids]
