@@ -34,6 +34,7 @@ class CacheManager:
         block_size: tokens per block.
         root: where the hash chains of new requests start.
         counters: see `CacheCounters`.
+        max_registered_blocks: how many blocks registrations may hold together.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class CacheManager:
         block_size: int,
         root: BlockHash,
         low_watermark_blocks: int = 0,
+        max_registered_blocks: int | None = None,
         is_enabled: bool = True,
     ) -> None:
         """Make an empty cache.
@@ -50,6 +52,8 @@ class CacheManager:
         Args:
             num_blocks: blocks of the KV pool, the null block included.
             low_watermark_blocks: how many blocks to keep free while something can be evicted.
+            max_registered_blocks: how many blocks registrations may hold together; None for half
+                of the pool, so that requests always find room.
             is_enabled: if False nothing is ever indexed, so every prompt is computed whole.
 
         Raises:
@@ -66,6 +70,9 @@ class CacheManager:
         self.counters = CacheCounters()
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex()
+        self.max_registered_blocks = (
+            self.pool.num_usable // 2 if max_registered_blocks is None else max_registered_blocks
+        )
         self._low_watermark_blocks = low_watermark_blocks
         self._is_enabled = is_enabled
         self._registrations: dict[PrefixId, Registration] = {}
@@ -210,12 +217,24 @@ class CacheManager:
 
     # -- registered prefixes ------------------------------------------------------------------
 
-    def register(self, prefix_id: PrefixId, table: BlockTable) -> Registration:
+    @property
+    def num_registered_blocks(self) -> int:
+        """Blocks that registrations hold; a shared one counts once."""
+        return len(self._registered_blocks())
+
+    def register(self, prefix_id: PrefixId, table: BlockTable) -> Registration | None:
         """Hold the committed blocks of `table` until `unregister`.
 
         Registering an id again replaces what it held, so repeating a registration changes nothing.
+
+        Returns:
+            None if registrations would hold more than they may; then nothing has changed.
         """
         blocks = tuple(table.blocks[: table.num_committed])
+        if len(self._registered_blocks(besides=prefix_id) | set(blocks)) > (
+            self.max_registered_blocks
+        ):
+            return None
         for block in blocks:
             self.pool.hold(block)
         self.unregister(prefix_id)
@@ -238,6 +257,10 @@ class CacheManager:
     def registrations(self) -> list[Registration]:
         """All registrations, in the order they were made."""
         return list(self._registrations.values())
+
+    def _registered_blocks(self, besides: PrefixId | None = None) -> set[BlockId]:
+        others = (r.blocks for r in self._registrations.values() if r.prefix_id != besides)
+        return set().union(*others)
 
     # -- for operators ------------------------------------------------------------------------
 

@@ -101,7 +101,9 @@ class CacheMachine(RuleBasedStateMachine):
         if request is None or request.is_over:
             return
         registration = self.cache.register(PrefixId(f"p{number}"), request.table)
-        assert registration.num_tokens == request.table.num_committed * BLOCK_SIZE
+        if registration is not None:
+            assert registration.num_tokens == request.table.num_committed * BLOCK_SIZE
+        assert self.cache.num_registered_blocks <= self.cache.max_registered_blocks
 
     @rule(number=st.integers(0, 2))
     def unregister(self, number: int) -> None:

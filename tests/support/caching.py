@@ -15,7 +15,11 @@ ROOT = root_digest(bundle_digest=b"\x11" * 32, block_size=BLOCK_SIZE)
 
 
 def make_manager(
-    num_blocks: int, *, low_watermark_blocks: int = 0, is_enabled: bool = True
+    num_blocks: int,
+    *,
+    low_watermark_blocks: int = 0,
+    max_registered_blocks: int | None = None,
+    is_enabled: bool = True,
 ) -> CacheManager:
     """A cache with blocks of four tokens."""
     return CacheManager(
@@ -23,6 +27,7 @@ def make_manager(
         block_size=BLOCK_SIZE,
         root=ROOT,
         low_watermark_blocks=low_watermark_blocks,
+        max_registered_blocks=max_registered_blocks,
         is_enabled=is_enabled,
     )
 

@@ -365,6 +365,29 @@ def test_a_prefix_shorter_than_a_block_keeps_nothing(make_cache: MakeCache) -> N
     assert cache.unregister(P1)
 
 
+@pytest.mark.parametrize(("limit", "is_taken"), [(2, False), (3, True)])
+def test_registrations_hold_up_to_their_limit(
+    make_cache: MakeCache, limit: int, is_taken: bool
+) -> None:
+    cache = make_cache(10, max_registered_blocks=limit)
+    register(cache, P1, range(9))
+    table = admitted(cache, [*range(4), *range(30, 35)])  # shares a block with P1
+    cache.commit(table, chain_of([*range(4), *range(30, 35)]), 9)
+    before = gauges(cache), cache.registrations()
+    assert (cache.register(P2, table) is not None) == is_taken
+    assert cache.num_registered_blocks == (3 if is_taken else 2)
+    if not is_taken:
+        assert (gauges(cache), cache.registrations()) == before
+
+
+def test_a_replaced_registration_does_not_count_twice(make_cache: MakeCache) -> None:
+    cache = make_cache(6)
+    assert cache.max_registered_blocks == 2
+    register(cache, P1, range(9))
+    register(cache, P1, range(20, 29))
+    assert cache.registrations() == [(P1, 8, (4, 5))]
+
+
 def test_entries_show_leaves_and_registered_prefixes(make_cache: MakeCache) -> None:
     cache = make_cache(10)
     register(cache, P1, range(5))  # block 1, tick 1

@@ -1,0 +1,29 @@
+"""One request's answer on its way from token ids to text. Pure."""
+
+from __future__ import annotations
+
+from runtime_cache.engine.commands import EmitTokens
+from runtime_cache.engine.request import NewRequest, Sampled
+from runtime_cache.engine.stopping import StopChecker, StopResult
+
+
+class Answer:
+    """Detokenizer and stop checker of one request; survives its preemptions."""
+
+    __slots__ = ("_checker", "_detokenizer", "_request_id")
+
+    def __init__(self, request: NewRequest) -> None:
+        self._request_id = request.request_id
+        self._detokenizer = request.detokenizer
+        self._checker = StopChecker(request.params, request.eos_token_ids)
+
+    def take(self, sampled: Sampled) -> tuple[EmitTokens, StopResult]:
+        """What to show for the next token, and whether the answer ends with it."""
+        piece = "" if self._detokenizer is None else self._detokenizer.step(sampled.token_id)
+        result = self._checker.feed(sampled.token_id, piece)
+        logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
+        return EmitTokens(self._request_id, (sampled.token_id,), result.text, logprobs), result
+
+    def rest(self) -> StopResult:
+        """The text still held back, when the answer ends for another reason than its tokens."""
+        return self._checker.flush("" if self._detokenizer is None else self._detokenizer.flush())

@@ -1,0 +1,76 @@
+"""What the engine tells of itself, for `stats`. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime_cache.cache.results import CacheCounters
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """What happened so far.
+
+    Every arrived request ends up in exactly one of the counters from `refused` to `registered`.
+
+    Attributes:
+        arrived: requests that came in.
+        refused: not admitted: queue full, too long, draining, invalid.
+        finished: answered to the end.
+        cancelled: ended by their owner, or by the daemon for it.
+        expired: ended by their deadline.
+        failed: ended by a failed step or for want of blocks.
+        registered: prefixes registered.
+        late: cancels of requests that were unknown or had ended.
+        preemptions: how often a request had to give its blocks up.
+        prefill_steps: steps that were started with a chunk of one prompt.
+        decode_steps: steps that were started with one token each of several requests.
+        failed_steps: those of both that failed.
+        prefill_tokens: tokens computed for prompts, after a preemption again.
+        decode_tokens: answer tokens fed back.
+    """
+
+    arrived: int = 0
+    refused: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    failed: int = 0
+    registered: int = 0
+    late: int = 0
+    preemptions: int = 0
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    failed_steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """Gauges and counters at one moment; copies, not views.
+
+    The three kinds of blocks add up to `num_usable_blocks`.
+
+    Attributes:
+        num_waiting: requests in the queue.
+        num_running: admitted requests.
+        is_step_in_flight: whether the device is at work.
+        is_draining: whether new requests are refused.
+        num_live_blocks: held by requests and registrations.
+        num_evictable_blocks: cached and held by nobody.
+        num_free_blocks: with nothing in them.
+        num_registered_prefixes: registrations.
+    """
+
+    num_waiting: int
+    num_running: int
+    is_step_in_flight: bool
+    is_draining: bool
+    num_usable_blocks: int
+    num_live_blocks: int
+    num_evictable_blocks: int
+    num_free_blocks: int
+    num_registered_prefixes: int
+    engine: EngineCounters
+    cache: CacheCounters

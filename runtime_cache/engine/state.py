@@ -1,0 +1,368 @@
+"""The engine's state machine: events in, commands out. Pure.
+
+`EngineState.handle` is the one way in; it is synchronous and deterministic, and time arrives in the
+events. Each event is applied, then deadlines are looked at, then the next step is decided if none
+is in flight.
+
+What is always true between two events:
+- a request that arrived gets exactly one final answer (FinishRequest or FailRequest);
+- at most one step is in flight, and the blocks of its requests are given back by its StepDone or
+  StepFailed, never before;
+- if no step is in flight, nothing could run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from runtime_cache.cache.manager import CacheManager
+from runtime_cache.engine.admission import Admission
+from runtime_cache.engine.commands import (
+    Command,
+    FailRequest,
+    FinishReason,
+    FinishRequest,
+    ReportEvicted,
+    ReportReleased,
+    RunStep,
+)
+from runtime_cache.engine.deadlines import Deadlines
+from runtime_cache.engine.events import (
+    CancelRequested,
+    ClockTicked,
+    DrainStarted,
+    Event,
+    EvictAsked,
+    PrefixReleased,
+    RequestArrived,
+    StepDone,
+    StepFailed,
+)
+from runtime_cache.engine.gears import GearTable
+from runtime_cache.engine.pace import Pace
+from runtime_cache.engine.request import NewRequest, Sampled
+from runtime_cache.engine.scheduler import Computed, Scheduler, Step
+from runtime_cache.engine.sequence import Sequence
+from runtime_cache.engine.snapshot import EngineCounters, EngineSnapshot
+from runtime_cache.engine.stopping import StopResult
+from runtime_cache.errors import (
+    CapacityError,
+    ConfigError,
+    Draining,
+    InternalError,
+    QueueFull,
+    RequestError,
+    RuntimeCacheError,
+)
+from runtime_cache.ids import RequestId, StepId
+
+_NO_TEXT = StopResult("")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The engine's settings.
+
+    Attributes:
+        max_waiting: requests in the queue at the most; a step in flight keeps even those waiting
+            that will run next.
+        interleave_chunk_tokens: the longest prefill chunk while answers are running.
+        max_running: requests admitted at a time; None for as many as a decode step can feed.
+    """
+
+    max_waiting: int = 256
+    interleave_chunk_tokens: int = 128
+    max_running: int | None = None
+
+
+class EngineState:
+    """All requests, from arrival to final answer."""
+
+    def __init__(self, cache: CacheManager, gears: GearTable, config: EngineConfig) -> None:
+        """Start empty.
+
+        Raises:
+            ConfigError: a limit is below 1.
+        """
+        max_running = gears.max_batch if config.max_running is None else config.max_running
+        if min(config.max_waiting, config.interleave_chunk_tokens, max_running) < 1:
+            raise ConfigError(f"a limit of the engine is below 1: {config}")
+        self._cache = cache
+        self._config = config
+        self._scheduler = Scheduler(
+            cache,
+            gears,
+            max_running=max_running,
+            interleave_chunk_tokens=config.interleave_chunk_tokens,
+        )
+        self._admission = Admission(cache, gears)
+        self._unanswered: dict[RequestId, Sequence] = {}
+        self._in_flight: Step | None = None
+        self._deadlines = Deadlines()
+        self._pace = Pace()
+        self._counters = EngineCounters()
+        self._is_draining = False
+        self._now_s = -math.inf
+        self._out: list[Command] = []
+
+    # -- what is seen from outside ------------------------------------------------------------
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The most tokens a request may have, prompt and answer together.
+
+        Limited by the gears, and by the pool if that is smaller than the context.
+        """
+        return self._admission.max_sequence_tokens
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When to send the next ClockTicked; None if nothing waits for a time."""
+        return self._deadlines.next_s
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the drain is over: nothing unanswered, no step in flight."""
+        return self._is_draining and not self._unanswered and self._in_flight is None
+
+    def request_ids(self) -> list[RequestId]:
+        """The requests without a final answer, in order of arrival."""
+        return list(self._unanswered)
+
+    def snapshot(self) -> EngineSnapshot:
+        """Gauges and counters now."""
+        cache = self._cache
+        return EngineSnapshot(
+            num_waiting=len(self._scheduler.waiting),
+            num_running=len(self._scheduler.running),
+            is_step_in_flight=self._in_flight is not None,
+            is_draining=self._is_draining,
+            num_usable_blocks=cache.num_usable,
+            num_live_blocks=cache.num_live,
+            num_evictable_blocks=cache.num_evictable,
+            num_free_blocks=cache.num_free,
+            num_registered_prefixes=len(cache.registrations()),
+            engine=replace(self._counters, preemptions=self._scheduler.num_preemptions),
+            cache=replace(cache.counters),
+        )
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take one event.
+
+        Returns:
+            What to do now, in this order; at most one RunStep.
+
+        Raises:
+            InternalError: the event cannot happen now, or an invariant is broken. The state is
+                then not to be used any more.
+        """
+        self._out = []
+        if not isinstance(event, PrefixReleased | EvictAsked):
+            self._now_s = max(self._now_s, event.now_s)
+        self._apply(event)
+        for request_id in self._deadlines.expired(self._now_s):
+            self._counters.expired += 1
+            self._end_early(self._unanswered[request_id], "deadline")
+        self._run_next()
+        return self._out
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case StepDone():
+                self._on_step_done(event)
+            case RequestArrived():
+                self._on_arrived(event.request)
+            case CancelRequested():
+                self._on_cancel(event.request_id)
+            case StepFailed():
+                self._on_step_failed(event)
+            case ClockTicked():
+                pass  # the deadlines are looked at after every event
+            case DrainStarted():
+                self._is_draining = True
+            case PrefixReleased():
+                is_known = self._cache.unregister(event.prefix_id)
+                self._out.append(ReportReleased(event.prefix_id, is_known))
+            case EvictAsked():
+                self._out.append(ReportEvicted(*self._cache.evict(event.max_blocks)))
+
+    # -- arrivals -----------------------------------------------------------------------------
+
+    def _on_arrived(self, request: NewRequest) -> None:
+        if request.request_id in self._unanswered:
+            raise InternalError(f"twice: {self._unanswered[request.request_id].story()}")
+        self._counters.arrived += 1
+        try:
+            self._check_open()
+            sequence = self._admission.sequence(request, self._now_s)
+        except (RequestError, CapacityError) as error:
+            self._counters.refused += 1
+            self._out.append(_failure(request.request_id, error))
+            return
+        self._unanswered[request.request_id] = sequence
+        self._scheduler.enqueue(sequence)
+        if request.deadline_s is not None:
+            self._deadlines.add(request.request_id, request.deadline_s)
+
+    def _check_open(self) -> None:
+        retry_after_ms = self._pace.retry_after_ms(self._now_s)
+        if self._is_draining:
+            raise Draining("the daemon is shutting down", retry_after_ms=retry_after_ms)
+        num_waiting = len(self._scheduler.waiting)
+        if num_waiting >= self._config.max_waiting:
+            raise QueueFull(f"{num_waiting} requests are waiting", retry_after_ms=retry_after_ms)
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _run_next(self) -> None:
+        while self._in_flight is None:
+            decision = self._scheduler.decide(self._now_s)
+            if decision is None:
+                return
+            if isinstance(decision, Step):
+                self._start(decision)
+            elif isinstance(decision, Computed):
+                self._register(decision.sequence)
+            else:
+                self._fail_stuck(decision.sequence)
+
+    def _start(self, step: Step) -> None:
+        self._in_flight = step
+        if step.batch.role == "prefill":
+            self._counters.prefill_steps += 1
+        else:
+            self._counters.decode_steps += 1
+        self._out.append(RunStep(step.batch))
+
+    def _take_step(self, step_id: StepId) -> Step:
+        step = self._in_flight
+        if step is None or step.batch.step_id != step_id:
+            raise InternalError(f"step {step_id} has ended, but in flight is {step and step.batch}")
+        self._in_flight = None
+        return step
+
+    def _on_step_done(self, event: StepDone) -> None:
+        step = self._take_step(event.step_id)
+        num_wanted = sum(row.sampler is not None for row in step.batch.rows)
+        if len(event.samples) != num_wanted:
+            raise InternalError(
+                f"step {event.step_id} has {len(event.samples)} samples for {num_wanted} rows"
+            )
+        samples = iter(event.samples)
+        for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
+            num_fed = len(row.token_ids)
+            num_prefilled = self._scheduler.settle(sequence, num_fed)
+            self._counters.prefill_tokens += num_prefilled
+            self._counters.decode_tokens += num_fed - num_prefilled
+            sampled = None if row.sampler is None else next(samples)
+            if sequence.status == "ready":
+                self._go_on(sequence, sampled)
+
+    def _go_on(self, sequence: Sequence, sampled: Sampled | None) -> None:
+        """After a step: take the sampled token, end what is complete."""
+        if sampled is not None:
+            self._take_token(sequence, sampled)
+        elif sequence.num_to_feed == 0:
+            self._register(sequence)
+
+    def _take_token(self, sequence: Sequence, sampled: Sampled) -> None:
+        sequence.append(sampled.token_id, self._now_s)
+        emitted, result = sequence.answer.take(sampled)
+        self._out.append(emitted)
+        if result.finished is not None:
+            self._counters.finished += 1
+            self._finish(sequence, "stop", StopResult("", stop=result.stop))
+        elif sequence.num_tokens == sequence.max_tokens:
+            self._counters.finished += 1
+            rest = sequence.answer.rest()
+            self._finish(sequence, rest.finished or "length", rest)
+
+    def _on_step_failed(self, event: StepFailed) -> None:
+        step = self._take_step(event.step_id)
+        self._counters.failed_steps += 1
+        for sequence in step.sequences:
+            is_unanswered = sequence.status == "stepping"
+            self._scheduler.discard(sequence)
+            if is_unanswered:
+                self._counters.failed += 1
+                self._forget(sequence)
+                failure = FailRequest(
+                    sequence.request.request_id, event.code, event.message, event.retryable
+                )
+                self._out.append(failure)
+
+    # -- ends ---------------------------------------------------------------------------------
+
+    def _on_cancel(self, request_id: RequestId) -> None:
+        sequence = self._unanswered.get(request_id)
+        if sequence is None:
+            self._counters.late += 1
+            return
+        self._counters.cancelled += 1
+        self._end_early(sequence, "cancelled")
+
+    def _end_early(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._finish(sequence, reason, sequence.answer.rest())
+
+    def _register(self, sequence: Sequence) -> None:
+        """A registration is computed: its blocks are held by the prefix from now on."""
+        prefix_id = sequence.request.prefix_id
+        if prefix_id is None:
+            raise InternalError(f"nothing to compute: {sequence.story()}")
+        if self._cache.register(prefix_id, sequence.blocks()) is None:
+            held, limit = self._cache.num_registered_blocks, self._cache.max_registered_blocks
+            self._fail(sequence, f"registered prefixes hold {held} of {limit} blocks: release some")
+            return
+        self._counters.registered += 1
+        self._finish(sequence, "registered", _NO_TEXT)
+
+    def _fail_stuck(self, sequence: Sequence) -> None:
+        held, usable = self._cache.num_registered_blocks, self._cache.num_usable
+        needed = self._cache.num_blocks_for(sequence.num_tokens)
+        self._fail(
+            sequence,
+            f"{needed} blocks are needed, but registered prefixes hold {held} of {usable}",
+        )
+
+    def _fail(self, sequence: Sequence, sentence: str) -> None:
+        """For want of blocks."""
+        self._counters.failed += 1
+        self._retire(sequence)
+        retry_after_ms = self._pace.retry_after_ms(self._now_s)
+        error = CapacityError(sentence, retry_after_ms=retry_after_ms)
+        self._out.append(_failure(sequence.request.request_id, error))
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, rest: StopResult) -> None:
+        self._retire(sequence)
+        self._out.append(
+            FinishRequest(
+                request_id=sequence.request.request_id,
+                reason=reason,
+                text=rest.text,
+                usage=sequence.usage(self._now_s),
+                stop=rest.stop if reason == "stop" else None,
+                prefix_id=sequence.request.prefix_id if reason == "registered" else None,
+            )
+        )
+
+    def _retire(self, sequence: Sequence) -> None:
+        self._scheduler.retire(sequence)
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """The request has its final answer."""
+        request_id = sequence.request.request_id
+        del self._unanswered[request_id]
+        self._deadlines.discard(request_id)
+        self._pace.note_end(self._now_s)
+
+
+def _failure(request_id: RequestId, error: RuntimeCacheError) -> FailRequest:
+    return FailRequest(
+        request_id=request_id,
+        code=error.code,
+        message=error.message,
+        retryable=error.retryable,
+        retry_after_ms=error.retry_after_ms if isinstance(error, CapacityError) else None,
+    )

@@ -1,0 +1,327 @@
+"""An engine with a fake device: every answer is known beforehand, every KV read is checked.
+
+The fake model's next token is a hash of all tokens before it. The fake KV pool remembers for each
+slot which token, at which position, behind which prefix was written; a step that would read
+anything else, or write where it must not, fails the test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+
+from runtime_cache.cache import invariants
+from runtime_cache.cache.manager import CacheManager
+from runtime_cache.engine.batch import BatchRow, StepBatch, check_batch
+from runtime_cache.engine.commands import (
+    Command,
+    EmitTokens,
+    FailRequest,
+    FinishRequest,
+    RunStep,
+)
+from runtime_cache.engine.events import (
+    CancelRequested,
+    ClockTicked,
+    DrainStarted,
+    Event,
+    EvictAsked,
+    PrefixReleased,
+    RequestArrived,
+    StepDone,
+    StepFailed,
+)
+from runtime_cache.engine.gears import Gear, GearTable
+from runtime_cache.engine.request import NewRequest, Sampled, SamplingParams
+from runtime_cache.engine.state import EngineConfig, EngineState
+from runtime_cache.ids import PrefixId, RequestId
+from tests.support.caching import BLOCK_SIZE, make_manager
+
+VOCAB = 64
+#: What a failed step leaves in the slots it was to write.
+POISON = ("poison",)
+
+Final = FinishRequest | FailRequest
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """The fake model, greedy."""
+    packed = np.asarray(tokens, dtype=np.int32).tobytes()
+    return int.from_bytes(hashlib.sha256(packed).digest()[:4], "little") % VOCAB
+
+
+def expected_answer(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """What an engine without any cache would answer."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class Letters:
+    """A detokenizer: one letter a token, nothing ever incomplete."""
+
+    def step(self, token_id: int) -> str:
+        return chr(ord("A") + token_id)
+
+    def flush(self) -> str:
+        return ""
+
+
+def small_gears(max_model_len: int = 32, max_batch: int = 4) -> GearTable:
+    """Prefill chunks of 4 and 8, decode batches of 1, 2 and 4."""
+    pasts = (8, max_model_len)
+    batches = [batch for batch in (1, 2, 4, 8, 16) if batch <= max_batch]
+    return GearTable(
+        [Gear(1, chunk, past) for chunk, past in product((4, 8), pasts)],
+        [Gear(batch, 1, past) for batch, past in product(batches, pasts)],
+    )
+
+
+class FakePool:
+    """slot → (token, all tokens up to it), as written by done steps."""
+
+    def __init__(self, cache: CacheManager) -> None:
+        self._cache = cache
+        self._slots: dict[int, tuple[object, ...]] = {}
+        self.num_rows_written = 0
+
+    def run(self, batch: StepBatch) -> tuple[Sampled, ...]:
+        """What the device does: read the past, write the new KV, return the next tokens."""
+        check_batch(batch)
+        samples = []
+        for row in batch.rows:
+            tokens = self._read(row)
+            for token, slot in zip(row.token_ids.tolist(), self._targets(row), strict=True):
+                tokens.append(token)
+                self._slots[slot] = tuple(tokens)
+                self.num_rows_written += 1
+            if row.sampler is not None:
+                samples.append(Sampled(next_token(tokens)))
+        return tuple(samples)
+
+    def poison(self, batch: StepBatch) -> None:
+        """A step that failed half-way: its targets hold anything."""
+        for row in batch.rows:
+            for slot in self._targets(row):
+                self._slots[slot] = POISON
+
+    def _read(self, row: BatchRow) -> list[int]:
+        """The past's tokens; each slot must hold its own position behind the same prefix."""
+        tokens: list[int] = []
+        for position, slot in enumerate(row.past_slots.tolist()):
+            content = self._slots[slot]
+            assert len(content) == position + 1, f"slot {slot} holds another position"
+            assert content[:position] == tuple(tokens), f"slot {slot} is of another prefix"
+            assert isinstance(content[position], int), f"slot {slot} was never written well"
+            tokens.append(content[position])
+        return tokens
+
+    def _targets(self, row: BatchRow) -> list[int]:
+        slots = []
+        for first_slot, num_tokens in row.appends:
+            block, offset = divmod(first_slot, BLOCK_SIZE)
+            assert block > 0, "a step would write into the null block"
+            assert offset + num_tokens <= BLOCK_SIZE, "a run crosses a block"
+            assert self._cache.index.node_of(block) is None, "a step would write a cached block"
+            slots += range(first_slot, first_slot + num_tokens)
+        return slots
+
+
+class EngineRig:
+    """Feeds events, plays the device, keeps all answers, checks everything after each event.
+
+    Attributes:
+        commands: those of the last event.
+        batch: the step in flight.
+        batches: all steps so far.
+        token_ids: answer tokens by request.
+        texts: answer text by request, the final answer's rest included.
+        finals: the final answer by request.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 24,
+        gears: GearTable | None = None,
+        low_watermark_blocks: int = 0,
+        max_registered_blocks: int | None = None,
+        is_cache_enabled: bool = True,
+        config: EngineConfig | None = None,
+    ) -> None:
+        self.cache = make_manager(
+            num_blocks,
+            low_watermark_blocks=low_watermark_blocks,
+            max_registered_blocks=max_registered_blocks,
+            is_enabled=is_cache_enabled,
+        )
+        self.state = EngineState(
+            self.cache,
+            gears or small_gears(),
+            config or EngineConfig(max_waiting=64, interleave_chunk_tokens=4),
+        )
+        self.pool = FakePool(self.cache)
+        self.now_s = 100.0
+        self.commands: list[Command] = []
+        self.batch: StepBatch | None = None
+        self.batches: list[StepBatch] = []
+        self.token_ids: dict[int, list[int]] = {}
+        self.texts: dict[int, str] = {}
+        self.finals: dict[int, Final] = {}
+        self._next_id = 1
+
+    # -- events -------------------------------------------------------------------------------
+
+    def arrive(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int | None = 4,
+        *,
+        deadline_s: float | None = None,
+        params: SamplingParams | None = None,
+        eos: frozenset[int] = frozenset(),
+    ) -> int:
+        """A new request, plainly greedy unless `params` says otherwise; returns its id."""
+        request = NewRequest(
+            RequestId(self._next_id),
+            np.asarray(prompt, dtype=np.int32),
+            params or SamplingParams(max_tokens=max_tokens, temperature=0.0),
+            eos_token_ids=eos,
+            detokenizer=Letters(),
+            deadline_s=deadline_s,
+        )
+        return self._arrive(request)
+
+    def register(self, prefix_id: str, prompt: Sequence[int]) -> int:
+        """A new registration; returns its id."""
+        request = NewRequest(
+            RequestId(self._next_id),
+            np.asarray(prompt, dtype=np.int32),
+            SamplingParams(temperature=0.0),
+            kind="register",
+            prefix_id=PrefixId(prefix_id),
+        )
+        return self._arrive(request)
+
+    def cancel(self, request_id: int) -> None:
+        self.handle(CancelRequested(RequestId(request_id), "client", self.now_s))
+
+    def tick(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.handle(ClockTicked(self.now_s))
+
+    def drain(self) -> None:
+        self.handle(DrainStarted(self.now_s))
+
+    def evict(self, max_blocks: int | None = None) -> None:
+        self.handle(EvictAsked(max_blocks))
+
+    def release_prefix(self, prefix_id: str) -> None:
+        self.handle(PrefixReleased(PrefixId(prefix_id)))
+
+    def step_done(self, seconds: float = 1.0) -> None:
+        """The step in flight runs and is done."""
+        batch = self._take_batch()
+        self.now_s += seconds
+        self.handle(StepDone(batch.step_id, self.pool.run(batch), self.now_s))
+
+    def step_failed(self, *, retryable: bool = True) -> None:
+        """The step in flight fails."""
+        batch = self._take_batch()
+        self.pool.poison(batch)
+        self.handle(StepFailed(batch.step_id, "broken", "device", retryable, self.now_s))
+
+    def run(self) -> None:
+        """Let everything run to its end."""
+        while self.batch is not None:
+            self.step_done()
+
+    def handle(self, event: Event) -> None:
+        self.commands = self.state.handle(event)
+        for command in self.commands:
+            self._take(command)
+        self.check()
+
+    # -- what came of it ----------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Everything that must hold between two events."""
+        scheduler = self.state._scheduler
+        in_flight = () if self.state._in_flight is None else self.state._in_flight.sequences
+        admitted = {id(s): s for s in (*scheduler.running, *in_flight)}.values()
+        invariants.check(self.cache, [s.blocks() for s in admitted])
+        unanswered = [*scheduler.running, *scheduler.waiting]
+        ids = [int(s.request.request_id) for s in unanswered]
+        assert ids == sorted(ids) == [int(i) for i in self.state.request_ids()]
+        assert not set(ids) & set(self.finals)
+        assert (self.batch is not None) == (self.state._in_flight is not None)
+        assert self.batch is not None or not unanswered, "idle with requests left"
+        self._check_counters()
+
+    def gauges(self) -> tuple[int, int, int]:
+        """Live, evictable and free blocks."""
+        return self.cache.num_live, self.cache.num_evictable, self.cache.num_free
+
+    def rows(self) -> list[tuple[int, int, int]]:
+        """Of the step in flight: request, past and fed tokens of each row."""
+        assert self.batch is not None
+        return [(int(r.request_id), r.num_past, len(r.token_ids)) for r in self.batch.rows]
+
+    def finished(self, request_id: int) -> FinishRequest:
+        final = self.finals[request_id]
+        assert isinstance(final, FinishRequest), final
+        return final
+
+    def failed(self, request_id: int) -> FailRequest:
+        final = self.finals[request_id]
+        assert isinstance(final, FailRequest), final
+        return final
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _arrive(self, request: NewRequest) -> int:
+        request_id = self._next_id
+        self._next_id += 1
+        self.token_ids[request_id] = []
+        self.texts[request_id] = ""
+        self.handle(RequestArrived(request, self.now_s))
+        return request_id
+
+    def _take_batch(self) -> StepBatch:
+        assert self.batch is not None, "no step is in flight"
+        batch, self.batch = self.batch, None
+        return batch
+
+    def _take(self, command: Command) -> None:
+        if isinstance(command, RunStep):
+            assert self.batch is None, "two steps in flight"
+            check_batch(command.batch)
+            self.batch = command.batch
+            self.batches.append(command.batch)
+        elif isinstance(command, EmitTokens):
+            assert command.request_id not in self.finals, "a token after the final answer"
+            self.token_ids[command.request_id] += command.token_ids
+            self.texts[command.request_id] += command.text
+        elif isinstance(command, FinishRequest | FailRequest):
+            assert command.request_id not in self.finals, "two final answers"
+            self.finals[command.request_id] = command
+            if isinstance(command, FinishRequest):
+                self.texts[command.request_id] += command.text
+
+    def _check_counters(self) -> None:
+        counters = self.state.snapshot().engine
+        ended = (
+            counters.refused
+            + counters.finished
+            + counters.cancelled
+            + counters.expired
+            + counters.failed
+            + counters.registered
+        )
+        assert ended == len(self.finals)
+        assert counters.arrived == self._next_id - 1 == ended + len(self.state.request_ids())
+        assert counters.prefill_steps + counters.decode_steps == len(self.batches)
