@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from runtime_cache.aclsim import inspect
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.select import load_acl
 
@@ -17,7 +18,12 @@ DEVICES = ["sim:0", pytest.param("npu:0", marks=pytest.mark.npu)]
 
 @contextmanager
 def opened(name: str = "sim:0", **sim_options: int | str | bool) -> Iterator[AclDevice]:
-    """The device, closed again at the end; its failures to close are the test's failures."""
+    """The device, closed again at the end; its failures to close are the test's failures.
+
+    The software device starts as in a fresh process, with these settings.
+    """
+    if name.startswith("sim"):
+        inspect.reset()
     if name.startswith("npu") and importlib.util.find_spec("acl") is None:
         pytest.skip("pyACL is not installed here")
     acl, device_id = load_acl(name, sim_options)

@@ -8,6 +8,7 @@ memory that nobody wrote gives NaN.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from om_models.manifest import FORMAT, FileEntry, GearSpec, KvSpec, Manifest, OmFile
 from om_models.spec import ModelSpec
+from runtime_cache.aclsim.atc import compile_model, tables
+from runtime_cache.aclsim.atc_options import parse_options
 
 SOC = "Ascend310P3"
 SPEC = ModelSpec(
@@ -99,7 +102,7 @@ class SumModel:
         """The graph; opset 17."""
         return _Graph(self).build()
 
-    def atc_arguments(self, source: Path, om: OmFile, directory: Path) -> list[str]:
+    def atc_arguments(self, source: Path, om: OmFile, output: Path, soc: str) -> list[str]:
         """The command line of ATC, the real one and the software device's."""
         shapes = [
             "input_ids:-1,-1",
@@ -116,8 +119,8 @@ class SumModel:
         return [
             "--framework=5",
             f"--model={source}",
-            f"--output={(directory / om.path).with_suffix('')}",
-            f"--soc_version={SOC}",
+            f"--output={output.with_suffix('')}",
+            f"--soc_version={soc}",
             "--input_format=ND",
             f"--input_shape={';'.join(shapes)}",
             f"--dynamic_dims={';'.join(_dynamic_dims(gear) for gear in gears)}",
@@ -218,3 +221,31 @@ class _Graph:
         name = f"const_{len(self._constants)}"
         self._constants.append(numpy_helper.from_array(np.asarray(value), name))
         return name
+
+
+def compile_sum_model(model: SumModel, directory: Path) -> None:
+    """Writes the `.om` file(s) of a variant, with the software device's compiler.
+
+    Raises:
+        AtcError: the compiler refused.
+    """
+    for arguments in _command_lines(model, directory, SOC):
+        compile_model(parse_options(arguments, tables().soc_versions))
+
+
+def compile_sum_model_with_atc(model: SumModel, directory: Path, soc: str) -> None:
+    """The same for a card, with the vendor's compiler.
+
+    Raises:
+        CalledProcessError: the compiler refused.
+    """
+    for arguments in _command_lines(model, directory, soc):
+        subprocess.run(["atc", *arguments], check=True)
+
+
+def _command_lines(model: SumModel, directory: Path, soc: str) -> list[list[str]]:
+    source = directory / "sum.onnx"
+    onnx.save(model.onnx_model(), source)
+    return [
+        model.atc_arguments(source, om, directory / om.path, soc) for om in model.manifest().oms
+    ]
