@@ -72,8 +72,10 @@ def _eos_token_ids(
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         value = _read_json(directory / name).get("eos_token_id")
-        if value is not None:
-            found.update(value if isinstance(value, list) else [value])
+        ids = value if isinstance(value, list) else [value]
+        if value is not None and not all(isinstance(i, int) for i in ids):
+            raise TokenizerError(f"{directory / name}: eos_token_id is {value!r}, not token ids")
+        found.update(i for i in ids if i is not None)
     named = {_token_id(library, config.get(key)) for key in ("eos_token", "eot_token", "eom_token")}
     found.update(i for i in named if i is not None)
     return found

@@ -31,6 +31,8 @@ from runtime_cache.errors import DeviceError, InvalidRequest
 Logits = npt.NDArray[np.float32]
 _Ids = npt.NDArray[np.int64]
 
+# Far below any temperature that differs from greedy, far enough above 0 to divide by.
+_MIN_TEMPERATURE = 1e-30
 _MAX_BIAS = float(np.finfo(np.float32).max) / 4
 _SEED_MASK = (1 << 64) - 1
 
@@ -147,8 +149,8 @@ def _check(best: float, row: int) -> None:
 
 def _draw(logits: Logits, params: SamplingParams, uniform: float) -> int:
     """Steps 4 to 8; the draw walks the kept tokens in order of id."""
-    best = logits.max()
-    kept = _top_k_min_p(logits, float(best), params)
+    best = float(logits.max())
+    kept = _top_k_min_p(logits, best, params)
     chances = _softmax(logits if kept is None else logits[kept], best, params.temperature)
     if params.top_p < 1:
         inside = _nucleus(chances, params.top_p)
@@ -170,10 +172,14 @@ def _top_k_min_p(logits: Logits, best: float, params: SamplingParams) -> _Ids | 
     return None if least == -math.inf else np.flatnonzero(logits >= np.float32(least))
 
 
-def _softmax(logits: Logits, best: np.float32, temperature: float) -> npt.NDArray[np.float64]:
-    # The best is subtracted first: a tiny temperature then gives -inf, never inf - inf.
-    scaled = (logits - best).astype(np.float64)
-    scaled /= temperature
+def _softmax(logits: Logits, best: float, temperature: float) -> npt.NDArray[np.float64]:
+    """Chances at a temperature; `best` is the largest logit.
+
+    It is subtracted first, and in float64, so that nothing overflows at any temperature.
+    """
+    scaled = logits.astype(np.float64)
+    scaled -= best
+    scaled /= max(temperature, _MIN_TEMPERATURE)
     weights = np.exp(scaled, out=scaled)
     weights /= weights.sum()
     return weights
@@ -192,8 +198,9 @@ def _nucleus(chances: npt.NDArray[np.float64], top_p: float) -> _Ids:
 
 
 def _logprobs(logits: Logits, token_id: int, num_top: int) -> TokenLogprobs:
-    best = logits.max()
-    normaliser = float(best) + math.log(float(np.exp((logits - best).astype(np.float64)).sum()))
+    best = float(logits.max())
+    # In float64: differences of float32 logits may be beyond float32.
+    normaliser = best + math.log(float(np.exp(logits.astype(np.float64) - best).sum()))
     top = _top(logits, num_top)
     return TokenLogprobs(
         token_id=token_id,

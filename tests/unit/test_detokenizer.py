@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from om_models.gguf_tokenizer import tokenizer_from_gguf
@@ -29,6 +29,7 @@ def byte_tokens(data: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("tokenizer", ALL)
+@settings(deadline=None)
 @given(data=st.data())
 def test_pieces_together_are_the_library_s_decoding(
     tokenizer: Tokenizer, data: st.DataObject
@@ -41,6 +42,7 @@ def test_pieces_together_are_the_library_s_decoding(
 
 
 @pytest.mark.parametrize("tokenizer", ALL)
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_ids_at_all(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(-1, tokenizer.vocab_size)))
@@ -50,6 +52,7 @@ def test_any_ids_at_all(tokenizer: Tokenizer, data: st.DataObject) -> None:
     assert "".join(stream(tokenizer, ids)) == expected.decode("utf-8", "replace")
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=12))
 def test_any_bytes_at_all(data: bytes) -> None:
     pieces = stream(NO_PREFIX, byte_tokens(data))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime_cache.engine.request import SamplingParams
@@ -126,6 +126,7 @@ def run(check: StopChecker, pieces: list[str]) -> tuple[str, str | None]:
 LETTERS = st.text("ab", min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("abc", max_size=5), max_size=8), st.lists(LETTERS, max_size=4))
 @example(["aa", "ab"], ["aab", "b"])
 @example(["ab", "abc"], ["abab", "ba"])
@@ -133,6 +134,7 @@ def test_any_cut_into_pieces(pieces: list[str], stops: list[str]) -> None:
     assert run(checker(*stops), pieces) == expected("".join(pieces), stops)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("ab", max_size=3), max_size=8), st.lists(LETTERS, min_size=1, max_size=3))
 def test_no_more_is_held_than_could_begin_a_stop(pieces: list[str], stops: list[str]) -> None:
     check, fed, shown = checker(*stops), "", ""

@@ -220,6 +220,13 @@ def test_hf_with_a_damaged_config(tmp_path: Path, content: str) -> None:
         tokenizer_from_hf(tmp_path)
 
 
+@pytest.mark.parametrize("value", ["</s>", [1, "x"], [None], 1.5])
+def test_hf_with_end_tokens_that_are_no_ids(tmp_path: Path, value: Any) -> None:
+    write_hf(tmp_path, byte_library(), generation_config={"eos_token_id": value})
+    with pytest.raises(TokenizerError, match=r"generation_config\.json: eos_token_id is"):
+        tokenizer_from_hf(tmp_path)
+
+
 def test_hf_chat_template_file_goes_first(tmp_path: Path) -> None:
     write_hf(tmp_path, byte_library(), tokenizer_config={"chat_template": "old"})
     (tmp_path / "chat_template.jinja").write_text("new")
