@@ -13,8 +13,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from om_models.bundle import Bundle
+from om_models.convert import convert
+from om_models.null_model import byte_level_library
+from om_models.plan import ConvertOptions, Plan
 from om_models.reference import ReferenceLlama
 from om_models.spec import ModelSpec
 from om_models.weights import MemorySource, expected_shapes
@@ -35,6 +38,13 @@ BASE_SPEC = ModelSpec(
     rope_theta=10000.0,
     max_position=512,
     tie_embeddings=True,
+)
+
+
+TINY_OPTIONS = ConvertOptions(
+    target="sim",
+    kv_tokens=1024,
+    gears="prefill=8,32@32,128 decode=1,2,4@32,128",
 )
 
 
@@ -102,14 +112,37 @@ def write_checkpoint(
     return directory
 
 
+def make_bundle(
+    directory: Path,
+    spec: ModelSpec = BASE_SPEC,
+    *,
+    seed: int = 0,
+    options: ConvertOptions | None = None,
+) -> Bundle:
+    """A bundle for the software device, compiled by its own ATC; takes about two seconds.
+
+    Without options: 1024 KV tokens, context 128, few gears.
+    """
+    checkpoint = write_checkpoint(directory / "checkpoint", spec, seed=seed)
+    return convert(str(checkpoint), directory / "bundle", options or TINY_OPTIONS, Silent())
+
+
+class Silent:
+    """A reporter that says nothing."""
+
+    def planned(self, plan: Plan, spec_name: str) -> None:
+        """Nothing."""
+
+    def stage(self, title: str) -> None:
+        """Nothing."""
+
+    def progress(self, done: int, total: int) -> None:
+        """Nothing."""
+
+
 def write_tokenizer(directory: Path) -> None:
     """One token a byte (ids 0..255), `<s>` 256, `</s>` 257."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {character: index for index, character in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer = byte_level_library(["<s>", "</s>"])
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")

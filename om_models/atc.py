@@ -1,0 +1,157 @@
+"""ATC command lines, and running them: the real compiler or the software device's.
+
+Both take the same command line; only the program differs. Source of the options: the ATC tool
+reference, one page an option; what was not confirmed there is said in docs/kernels.md.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from om_models.gears import model_gears
+from om_models.manifest import GearSpec, KvSpec, Manifest, OmFile
+from om_models.plan import Target
+from runtime_cache.errors import ConversionError
+
+FRAMEWORK_ONNX = 5
+#: How much of the compiler's output an error message carries [lines].
+SHOWN_LINES = 15
+
+OnLine = Callable[[str], None]
+
+
+def atc_arguments(manifest: Manifest, om: OmFile, onnx_path: str, output: str) -> list[str]:
+    """Options for one `.om`. Pure.
+
+    Args:
+        manifest: the draft is enough; gives KV shape and SoC.
+        output: path without the suffix, which ATC adds.
+    """
+    gears = model_gears(om.prefill, om.decode)
+    arguments = [
+        f"--framework={FRAMEWORK_ONNX}",
+        f"--model={onnx_path}",
+        f"--output={output}",
+        "--input_format=ND",
+        f"--input_shape={input_shape(manifest.kv, gears)}",
+    ]
+    # A single shape is compiled as it is: --dynamic_dims wants two gears at least (E10035).
+    if len(gears) > 1:
+        arguments.append(f"--dynamic_dims={dynamic_dims(gears)}")
+    return [
+        *arguments,
+        f"--soc_version={manifest.soc_version}",
+        # The graph says itself which islands are float32; nothing is to be cast behind its back.
+        "--precision_mode=must_keep_origin_dtype",
+        "--log=error",
+    ]
+
+
+def input_shape(kv: KvSpec, gears: Sequence[GearSpec]) -> str:
+    """`--input_shape`: -1 for what gears decide, or the numbers themselves for a single gear."""
+    if len(gears) == 1:
+        ids, positions, rows, mask, last = _free_dims(gears[0])
+    else:
+        ids, positions, rows, mask, last = [-1, -1], [-1, -1], [-1, -1], [-1, -1, -1], [-1]
+    pool_rows = kv.num_slots * 2 * kv.layers_per_group
+    shapes = {
+        "input_ids": ids,
+        "position_ids": positions,
+        "past_rows": rows,
+        "mask": [mask[0], 1, *mask[1:]],
+        "last": last,
+        **{f"kv_pool_{group}": [pool_rows, kv.row_elements] for group in range(kv.num_groups)},
+    }
+    return ";".join(f"{name}:{_joined(dims)}" for name, dims in shapes.items())
+
+
+def dynamic_dims(gears: Sequence[GearSpec]) -> str:
+    """`--dynamic_dims`: per gear a value for every -1, in input order."""
+    return ";".join(_joined([d for dims in _free_dims(gear) for d in dims]) for gear in gears)
+
+
+def _free_dims(gear: GearSpec) -> list[list[int]]:
+    """The dims that gears decide: ids, positions, past rows, mask (without its 1), last."""
+    batch, chunk, past = gear.batch, gear.chunk, gear.past
+    fed = [batch, chunk]
+    return [fed, fed, [batch, past], [batch, chunk, past + chunk], [batch]]
+
+
+def _joined(dims: Sequence[int]) -> str:
+    return ",".join(map(str, dims))
+
+
+def shell_script(command_lines: Sequence[Sequence[str]]) -> str:
+    """What `--export-only` leaves for another host: the command lines, run from their directory."""
+    lines = [shlex.join(["atc", *arguments]) for arguments in command_lines]
+    return "\n".join(["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *lines, ""])
+
+
+def compiler(target: Target) -> list[str]:
+    """The program that compiles for a target.
+
+    Raises:
+        ConversionError: the target is a real SoC and `atc` is not on the PATH.
+    """
+    if target == "sim":
+        return [sys.executable, "-m", "runtime_cache.aclsim", "atc"]
+    program = shutil.which("atc")
+    if program is None:
+        raise ConversionError(
+            "atc is not on the PATH: source set_env.sh of CANN, or use --export-only here and"
+            " --from-export on a host that has CANN"
+        )
+    return [program]
+
+
+def run_atc(target: Target, arguments: Sequence[str], on_line: OnLine) -> None:
+    """Compile; returns when the `.om` is written.
+
+    Args:
+        arguments: paths in them must be absolute.
+        on_line: called with each line of the compiler's output.
+
+    Raises:
+        ConversionError: the compiler is missing or failed; the message carries its last lines.
+    """
+    command = [*compiler(target), *arguments]
+    last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
+    # ATC leaves kernel_meta/ and fusion_result.json where it runs.
+    with (
+        tempfile.TemporaryDirectory(prefix="rtcache-atc-") as directory,
+        subprocess.Popen(
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        for line in process.stdout or ():
+            last_lines.append(line.rstrip())
+            on_line(line.rstrip())
+    if process.returncode != 0:
+        shown = "\n".join(last_lines)
+        raise ConversionError(f"atc failed with exit code {process.returncode}:\n{shown}")
+
+
+def compiled_path(directory: Path, om: OmFile) -> Path:
+    """The file ATC wrote; it adds OS and processor to the name if host code is inside.
+
+    Raises:
+        ConversionError: there is none.
+    """
+    plain = directory / om.path
+    found = [plain] if plain.is_file() else sorted(directory.glob(f"{plain.stem}_linux_*.om"))
+    if len(found) != 1:
+        raise ConversionError(f"atc reported success but wrote no {om.path}")
+    return found[0]

@@ -1,0 +1,199 @@
+"""From what the user asked for to the numbers of a bundle. Pure.
+
+Every default is decided here and nowhere else, so that the command can print them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from om_models.gears import GearPlan, check_plan, coarse_plan, fine_plan, parse_gears
+from om_models.manifest import KvSpec, OmFile
+from om_models.spec import ModelSpec
+from runtime_cache.errors import ConversionError
+
+Target = Literal["ascend", "sim"]
+Dtype = Literal["float16", "float32"]
+Layout = Literal["fused", "split"]
+IndexDtype = Literal["int32", "int64"]
+
+#: What ATC is told for `--target sim` when the user names no SoC.
+SIM_SOC_VERSION = "Ascend310B4"
+DEFAULT_CONTEXT = 2048
+DEFAULT_KV_BYTES: dict[Target, int] = {"sim": 1 << 30, "ascend": 4 << 30}
+DEFAULT_MAX_BATCH: dict[Target, int] = {"sim": 16, "ascend": 8}
+DEFAULT_DTYPE: dict[Target, Dtype] = {"sim": "float32", "ascend": "float16"}
+#: Slots are compiled in multiples of the default block, so that none is left over.
+SLOT_MULTIPLE = 64
+#: Every copy starts on this boundary, so every row does (DESIGN 2.1) [bytes].
+ROW_ALIGNMENT_BYTES = 64
+#: Model inputs of this many elements or more are unproven on ATC (DESIGN 2.1).
+MAX_INPUT_ELEMENTS = 2**31
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """The command line, None where the user said nothing.
+
+    Attributes:
+        kv_bytes: size of the KV pool; excludes `kv_tokens`.
+        context: largest number of tokens of a sequence.
+        gears: explicit gears in the syntax of `gears.parse_gears`.
+        num_kv_groups: overrides the number of pool inputs; for tests.
+    """
+
+    target: Target
+    soc_version: str | None = None
+    kv_bytes: int | None = None
+    kv_tokens: int | None = None
+    context: int | None = None
+    max_batch: int | None = None
+    dtype: Dtype | None = None
+    gears: str | None = None
+    layout: Layout = "fused"
+    index_dtype: IndexDtype = "int32"
+    num_kv_groups: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every number of a bundle that does not come from the checkpoint."""
+
+    target: Target
+    soc_version: str
+    dtype: Dtype
+    index_dtype: IndexDtype
+    layout: Layout
+    gears: GearPlan
+    kv: KvSpec
+    max_model_len: int
+
+    @property
+    def oms(self) -> tuple[OmFile, ...]:
+        """The `.om` files this plan makes."""
+        prefill, decode = self.gears.prefill, self.gears.decode
+        if self.layout == "fused":
+            return (OmFile(path="model.om", prefill=prefill, decode=decode),)
+        return (
+            OmFile(path="prefill.om", prefill=prefill, decode=()),
+            OmFile(path="decode.om", prefill=(), decode=decode),
+        )
+
+
+def make_plan(spec: ModelSpec, options: ConvertOptions) -> Plan:
+    """Fill in the defaults and check that the numbers agree.
+
+    Raises:
+        ConversionError: options contradict each other, the model, or a limit of ATC.
+    """
+    dtype = options.dtype or DEFAULT_DTYPE[options.target]
+    gears = _gear_plan(spec, options)
+    kv = _kv_spec(spec, dtype, options)
+    if kv.num_slots < gears.max_past + 2 * SLOT_MULTIPLE:
+        raise ConversionError(
+            f"a KV pool of {kv.num_slots} tokens does not hold one sequence of {gears.max_past}"
+            f" tokens; at least {gears.max_past + 2 * SLOT_MULTIPLE} are needed"
+        )
+    return Plan(
+        target=options.target,
+        soc_version=_soc_version(options),
+        dtype=dtype,
+        index_dtype=options.index_dtype,
+        layout=options.layout,
+        gears=gears,
+        kv=kv,
+        max_model_len=gears.max_past,
+    )
+
+
+def _soc_version(options: ConvertOptions) -> str:
+    if options.soc_version:
+        return options.soc_version
+    if options.target == "ascend":
+        raise ConversionError(
+            "--target ascend needs --soc-version: `Ascend` and the name that npu-smi info shows,"
+            " such as Ascend310B4"
+        )
+    return SIM_SOC_VERSION
+
+
+def _gear_plan(spec: ModelSpec, options: ConvertOptions) -> GearPlan:
+    if options.gears is not None:
+        plan = parse_gears(options.gears)
+        _check_explicit_gears(plan, options)
+    else:
+        context = options.context or min(spec.max_position, DEFAULT_CONTEXT)
+        if context < 2:
+            raise ConversionError("--context must be at least 2")
+        max_batch = options.max_batch or DEFAULT_MAX_BATCH[options.target]
+        make = fine_plan if options.target == "sim" else coarse_plan
+        plan = make(context, max_batch)
+    if plan.max_past > spec.max_position:
+        raise ConversionError(
+            f"a context of {plan.max_past} tokens exceeds the model's {spec.max_position} positions"
+        )
+    check_plan(plan, is_fused=options.layout == "fused")
+    return plan
+
+
+def _check_explicit_gears(plan: GearPlan, options: ConvertOptions) -> None:
+    largest_past = max(gear.past for gear in (*plan.prefill, *plan.decode))
+    largest_batch = max(gear.batch for gear in plan.decode)
+    if largest_past != plan.max_past:
+        raise ConversionError(
+            "--gears: prefill and decode must have the same largest past, which is the context"
+        )
+    if options.context not in (None, largest_past):
+        raise ConversionError(
+            f"--context {options.context} contradicts --gears, whose largest past is {largest_past}"
+        )
+    if options.max_batch not in (None, largest_batch):
+        raise ConversionError(
+            f"--max-batch {options.max_batch} contradicts --gears, whose largest is {largest_batch}"
+        )
+
+
+def _kv_spec(spec: ModelSpec, dtype: Dtype, options: ConvertOptions) -> KvSpec:
+    item_bytes = np.dtype(dtype).itemsize
+    row_elements = _round_up(spec.kv_dim, ROW_ALIGNMENT_BYTES // item_bytes)
+    token_bytes = 2 * spec.num_layers * row_elements * item_bytes
+    num_slots = _num_slots(token_bytes, options)
+    elements = num_slots * 2 * spec.num_layers * row_elements
+    num_groups = options.num_kv_groups or _num_groups(spec.num_layers, elements)
+    if spec.num_layers % num_groups:
+        raise ConversionError(f"{spec.num_layers} layers cannot be cut into {num_groups} groups")
+    return KvSpec(
+        dtype=dtype,
+        num_slots=num_slots,
+        num_groups=num_groups,
+        layers_per_group=spec.num_layers // num_groups,
+        row_elements=row_elements,
+    )
+
+
+def _num_slots(token_bytes: int, options: ConvertOptions) -> int:
+    if options.kv_tokens is not None and options.kv_bytes is not None:
+        raise ConversionError("--kv-tokens and --kv-capacity exclude each other")
+    if options.kv_tokens is not None:
+        return _round_up(options.kv_tokens, SLOT_MULTIPLE)
+    capacity = options.kv_bytes or DEFAULT_KV_BYTES[options.target]
+    return capacity // token_bytes // SLOT_MULTIPLE * SLOT_MULTIPLE
+
+
+def _num_groups(num_layers: int, elements: int) -> int:
+    """The smallest divisor of the layers that keeps each pool input below the limit."""
+    for num_groups in range(1, num_layers + 1):
+        if num_layers % num_groups == 0 and elements // num_groups < MAX_INPUT_ELEMENTS:
+            return num_groups
+    raise ConversionError(
+        f"the KV pool is too large: one layer alone has {elements // num_layers:,} elements;"
+        f" inputs must stay below {MAX_INPUT_ELEMENTS:,}"
+    )
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return math.ceil(value / multiple) * multiple

