@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 from runtime_cache.aclsim import faults, process
@@ -148,8 +149,8 @@ def _result_shape(failed: tuple[object, ...], plain: object) -> _ResultShape:
     if not failed:
         return _ResultShape(lambda value: SUCCESS, lambda code: code)
     if len(failed) == 1:
-        return _ResultShape(lambda value: (value, SUCCESS), lambda code: (*failed, code))
-    return _ResultShape(lambda values: (*values, SUCCESS), lambda code: (*failed, code))
+        return _ResultShape(lambda value: (value, SUCCESS), lambda code: (*map(copy, failed), code))
+    return _ResultShape(lambda values: (*values, SUCCESS), lambda code: (*map(copy, failed), code))
 
 
 def _bind(

@@ -17,6 +17,7 @@ from runtime_cache.aclsim.memory import BASE_ALIGN_BYTES, DeviceMemory, is_devic
 from runtime_cache.aclsim.process import Context, this_process
 from runtime_cache.aclsim.streams import Stream
 
+_RUN_MODE_DEVICE = 0
 _SIDES = {
     codes.HOST_TO_HOST: "H2H",
     codes.HOST_TO_DEVICE: "H2D",
@@ -41,6 +42,8 @@ def direction(dst: int, dst_max: int, src: int, count: int, kind: int) -> str:
         raise AclFailure(codes.RT_PARAM_INVALID, f"count {count} is 0 or above dst_max {dst_max}")
     actual = _side(src) + "2" + _side(dst)
     wanted = _SIDES.get(kind, actual)
+    if this_process().config.run_mode == _RUN_MODE_DEVICE:
+        return wanted  # one memory for both: all addresses are good for either side
     if actual != wanted:
         raise AclFailure(
             codes.RT_PARAM_INVALID,

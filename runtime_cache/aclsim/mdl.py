@@ -349,13 +349,15 @@ def execute_async(model_id: int, input: int, output: int, stream: int) -> None:
         model.stream = stream
         for counted in (model, inputs, outputs):
             counted.num_queued += 1
-    target.submit("acl.mdl.execute_async", partial(_run_queued, model, inputs, outputs, plan))
+    target.submit(
+        "acl.mdl.execute_async",
+        partial(model.run, plan),
+        on_done=partial(_uncount, model, inputs, outputs),
+    )
 
 
-def _run_queued(model: LoadedModel, inputs: Dataset, outputs: Dataset, plan: Plan) -> None:
-    try:
-        model.run(plan)
-    finally:
-        with this_process().lock:
-            for counted in (model, inputs, outputs):
-                counted.num_queued -= 1
+def _uncount(*counted: LoadedModel | Dataset) -> None:
+    """Ends one queued execution of a model and its datasets."""
+    with this_process().lock:
+        for item in counted:
+            item.num_queued -= 1

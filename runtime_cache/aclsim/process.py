@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from runtime_cache.aclsim import codes, settings
 from runtime_cache.aclsim.datasets import DataBuffer, Dataset
 from runtime_cache.aclsim.descs import Desc
-from runtime_cache.aclsim.failure import AclFailure
+from runtime_cache.aclsim.failure import AclFailure, recent_messages
 from runtime_cache.aclsim.handles import HandleTable
 from runtime_cache.aclsim.memory import DeviceMemory, HostMemory
 from runtime_cache.aclsim.models import LoadedModel
@@ -214,6 +214,7 @@ def power_cycle() -> None:
         device.memory.free_all()
     _process.host_memory.free_all()
     set_current(None)
+    recent_messages.take()
     _process = Process()
 
 

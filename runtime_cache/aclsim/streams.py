@@ -15,6 +15,7 @@ from runtime_cache.aclsim import faults
 from runtime_cache.aclsim.codes import (
     EVENT_SYNC,
     RT_EVENT_SYNC_TIMEOUT,
+    RT_INTERNAL_ERROR,
     RT_PARAM_INVALID,
     RT_STREAM_SYNC_TIMEOUT,
 )
@@ -22,6 +23,11 @@ from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.ledger import ledger
 
 Work = Callable[[], None]
+_FENCE = ""
+
+
+def _nothing() -> None:
+    """Work of no effect."""
 
 
 class Stream:
@@ -41,7 +47,7 @@ class Stream:
     ) -> None:
         self._on_failure = on_failure
         self._lost = lost
-        self._queue: SimpleQueue[tuple[str, Work] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[str, Work, Work] | None] = SimpleQueue()
         self._submit_lock = threading.Lock()
         self._submitted = 0
         self._completed = 0
@@ -54,18 +60,24 @@ class Stream:
         """Whether everything submitted has happened."""
         return self._completed == self._submitted
 
-    def submit(self, function: str, work: Work) -> None:
-        """Queues work for its turn; `function` is the pyACL call it came from."""
+    def submit(self, function: str, work: Work, on_done: Work = _nothing) -> None:
+        """Queues work for its turn.
+
+        Args:
+            function: the pyACL call it came from.
+            work: what happens at its turn, unless the device is lost or a failure is scripted.
+            on_done: called after the turn in any case; must not fail.
+        """
         scripted = faults.script.strike(function, "run")
         with self._submit_lock:
             self._submitted += 1
-            self._queue.put((function, work if scripted is None else _raising(scripted)))
+            self._queue.put((function, work if scripted is None else _raising(scripted), on_done))
 
     def fence(self) -> threading.Lock:
         """Returns a held lock that is released once all that was queued so far has happened."""
         lock = threading.Lock()
         lock.acquire()
-        self._queue.put(("", lock.release))
+        self._queue.put((_FENCE, lock.release, _nothing))
         return lock
 
     def synchronize(self, timeout_s: float = -1) -> None:
@@ -75,7 +87,7 @@ class Stream:
             AclFailure: the first failure since the last synchronise; 507046 on expiry, in which
                 case the work goes on.
         """
-        if not self.fence().acquire(timeout=timeout_s):
+        if not self.is_idle and not self.fence().acquire(timeout=timeout_s):
             raise AclFailure(RT_STREAM_SYNC_TIMEOUT, "stream synchronise expired; work goes on")
         self.raise_failure()
 
@@ -92,14 +104,13 @@ class Stream:
 
     def _work_off(self) -> None:
         while (item := self._queue.get()) is not None:
-            function, work = item
-            if not function:
+            function, work, on_done = item
+            if function is _FENCE:
                 work()
                 continue
-            try:
-                self._do(function, work)
-            finally:
-                self._completed += 1
+            self._do(function, work)
+            on_done()
+            self._completed += 1
 
     def _do(self, function: str, work: Work) -> None:
         """One piece of work. Whatever goes wrong is kept for synchronise."""
@@ -109,10 +120,15 @@ class Stream:
                 raise lost
             work()
         except AclFailure as failure:
-            ledger.note_failure(f"queued {function}", failure.code, failure.sentence)
-            self._on_failure(failure)
-            if self._failure is None:
-                self._failure = AclFailure(failure.code, f"{function}: {failure.sentence}")
+            self._keep(function, failure)
+        except Exception as error:  # A bug of the simulation must not leave waiters hanging.
+            self._keep(function, AclFailure(RT_INTERNAL_ERROR, f"simulation bug: {error!r}"))
+
+    def _keep(self, function: str, failure: AclFailure) -> None:
+        ledger.note_failure(f"queued {function}", failure.code, failure.sentence)
+        self._on_failure(failure)
+        if self._failure is None:
+            self._failure = AclFailure(failure.code, f"{function}: {failure.sentence}")
 
 
 def _raising(failure: AclFailure) -> Work:
