@@ -96,7 +96,7 @@ ChatMessages = Annotated[
 
 
 class AnswerRequest(Request, frozen=True, kw_only=True):
-    """What `generate` and `chat` share: how tokens are chosen and when the answer ends.
+    """Fields of `generate` and `chat`: how tokens are chosen and when the answer ends.
 
     Attributes:
         max_tokens: answer tokens at the most [1 to 1048576]; absent: as many as the context allows.
@@ -181,7 +181,8 @@ class Cancel(Request, frozen=True, kw_only=True, tag="cancel"):
     """End one of this client's own requests; answered by `ok`, whether or not it still ran.
 
     Attributes:
-        target: the `id` of the request to end. It gets its final answer first.
+        target: the `id` of the request to end. It still gets its own last message, before or
+            after the `ok`.
     """
 
     target: Id
