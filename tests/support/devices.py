@@ -32,3 +32,8 @@ def opened(name: str = "sim:0", **sim_options: int | str | bool) -> Iterator[Acl
         yield device
     finally:
         device.close()
+
+
+def num_leaked() -> int:
+    """What is alive on the software device beside an open device's own context and stream."""
+    return inspect.report().num_alive - 2

@@ -54,6 +54,9 @@ class SumModel:
     layout: str = "fused"
     num_slots: int = 32
 
+    def __str__(self) -> str:
+        return f"{self.layout}-{self.num_groups}-{self.kv_dtype}-{self.index_dtype}"
+
     @property
     def layers_per_group(self) -> int:
         return SPEC.num_layers // self.num_groups
@@ -126,6 +129,16 @@ class SumModel:
             f"--dynamic_dims={';'.join(_dynamic_dims(gear) for gear in gears)}",
             "--precision_mode=must_keep_origin_dtype",
         ]
+
+
+#: The variants that the executor is tested with.
+VARIANTS = (
+    SumModel(),
+    SumModel(num_groups=2),
+    SumModel(layout="split"),
+    SumModel(num_groups=2, kv_dtype="float32", index_dtype="int64", layout="split"),
+    SumModel(kv_dtype="float32", num_slots=35),
+)
 
 
 def _dynamic_dims(gear: GearSpec) -> str:
