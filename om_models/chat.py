@@ -9,6 +9,7 @@ template with processor time and memory, since nothing stops a loop inside a loo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -89,6 +90,24 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template can fail in every way a program can
             raise ChatTemplateError(f"the chat template failed: {error}") from error
+
+
+def with_tokens(source: str, **tokens: str | None) -> str:
+    """The template with the named tokens' texts written into it.
+
+    A bundle records BOS only for models that put it before every prompt, while a template may write
+    it all the same; so the checkpoint's own texts go along with the template.
+
+    Args:
+        tokens: such as `bos_token="<s>"`; names the template does not use, and None, are left out.
+    """
+    used = [
+        # `+%}` keeps a line break at the beginning of the template.
+        f"{{% set {name} = {json.dumps(text, ensure_ascii=False)} +%}}"
+        for name, text in tokens.items()
+        if text is not None and re.search(rf"\b{name}\b", source)
+    ]
+    return "".join([*used, source])
 
 
 class _Refused(Exception):

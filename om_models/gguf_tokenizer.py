@@ -17,6 +17,7 @@ import gguf
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
+from om_models.chat import with_tokens
 from om_models.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from om_models.tokenizer import TokenizerError, TokenizerSource
 
@@ -66,8 +67,8 @@ def tokenizer_from_gguf(path: Path) -> TokenizerSource:
     return TokenizerSource(
         library=library,
         bos_token_id=_bos_token_id(vocabulary, adds_bos),
-        eos_token_ids=tuple(sorted(_end_token_ids(vocabulary))),
-        chat_template=vocabulary.chat_template,
+        eos_token_ids=_end_token_ids(vocabulary),
+        chat_template=_chat_template(vocabulary),
     )
 
 
@@ -224,8 +225,21 @@ def _bos_token_id(vocabulary: _Vocabulary, adds_bos: bool) -> int | None:
     return vocabulary.token_id("bos_token_id")
 
 
-def _end_token_ids(vocabulary: _Vocabulary) -> set[int]:
-    named = {vocabulary.token_id(key) for key in _END_KEYS} - {None}
+def _end_token_ids(vocabulary: _Vocabulary) -> tuple[int, ...]:
+    """By their keys, EOS first, then by their texts; each once."""
+    named = [vocabulary.token_id(key) for key in _END_KEYS]
     control = vocabulary.of_type(gguf.TokenType.CONTROL)
-    by_text = {vocabulary.ids[text] for text in control if text in _END_TEXTS}
-    return {i for i in named if i is not None} | by_text
+    by_text = [vocabulary.ids[text] for text in control if text in _END_TEXTS]
+    return tuple(dict.fromkeys(i for i in [*named, *by_text] if i is not None))
+
+
+def _chat_template(vocabulary: _Vocabulary) -> str | None:
+    source = vocabulary.chat_template
+    if source is None:
+        return None
+    bos, eos = (vocabulary.token_id(key) for key in ("bos_token_id", "eos_token_id"))
+    return with_tokens(
+        source,
+        bos_token=None if bos is None else vocabulary.tokens[bos],
+        eos_token=None if eos is None else vocabulary.tokens[eos],
+    )

@@ -13,6 +13,7 @@ from typing import Any
 
 import tokenizers
 
+from om_models.chat import with_tokens
 from om_models.tokenizer import TokenizerError, TokenizerSource, read_library
 
 
@@ -35,7 +36,7 @@ def tokenizer_from_hf(directory: Path) -> TokenizerSource:
     return TokenizerSource(
         library=library,
         bos_token_id=_bos_token_id(library, config),
-        eos_token_ids=tuple(sorted(_eos_token_ids(library, config, directory))),
+        eos_token_ids=_eos_token_ids(library, config, directory),
         chat_template=_chat_template(config, directory),
     )
 
@@ -68,26 +69,39 @@ def _bos_token_id(library: tokenizers.Tokenizer, config: dict[str, Any]) -> int 
 
 def _eos_token_ids(
     library: tokenizers.Tokenizer, config: dict[str, Any], directory: Path
-) -> set[int]:
-    found: set[int] = set()
+) -> tuple[int, ...]:
+    """The tokenizer's own EOS first, then what the other files add; each once."""
+    keys = ("eos_token", "eot_token", "eom_token")
+    found = [_token_id(library, config.get(key)) for key in keys]
     for name in ("generation_config.json", "config.json"):
         value = _read_json(directory / name).get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
         if value is not None and not all(isinstance(i, int) for i in ids):
             raise TokenizerError(f"{directory / name}: eos_token_id is {value!r}, not token ids")
-        found.update(i for i in ids if i is not None)
-    named = {_token_id(library, config.get(key)) for key in ("eos_token", "eot_token", "eom_token")}
-    found.update(i for i in named if i is not None)
-    return found
+        found.extend(ids)
+    return tuple(dict.fromkeys(i for i in found if i is not None))
 
 
 def _token_id(library: tokenizers.Tokenizer, token: Any) -> int | None:
     """Id of a token as `tokenizer_config.json` writes it: its text, or an object with `content`."""
+    text = _token_text(token)
+    return None if text is None else library.token_to_id(text)
+
+
+def _token_text(token: Any) -> str | None:
     text = token.get("content") if isinstance(token, dict) else token
-    return library.token_to_id(text) if isinstance(text, str) else None
+    return text if isinstance(text, str) else None
 
 
 def _chat_template(config: dict[str, Any], directory: Path) -> str | None:
+    source = _template_source(config, directory)
+    if source is None:
+        return None
+    tokens = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token")}
+    return with_tokens(source, **tokens)
+
+
+def _template_source(config: dict[str, Any], directory: Path) -> str | None:
     """The template file if there is one, else the entry of the configuration.
 
     An entry with several named templates gives the one called `default`.

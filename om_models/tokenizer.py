@@ -173,8 +173,8 @@ class TokenizerSource:
 
     Attributes:
         bos_token_id: None if the model adds none to a prompt.
-        eos_token_ids: every token that ends an answer, ascending.
-        chat_template: Jinja source, or None.
+        eos_token_ids: every token that ends an answer, the model's own EOS first.
+        chat_template: Jinja source that knows its BOS and EOS (`chat.with_tokens`), or None.
     """
 
     library: tokenizers.Tokenizer

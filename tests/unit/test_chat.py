@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import om_models.chat
-from om_models.chat import MAX_MESSAGES, ChatTemplate, ChatTemplateError
+from om_models.chat import MAX_MESSAGES, ChatTemplate, ChatTemplateError, with_tokens
 
 DATA = json.loads(
     (Path(__file__).parents[1] / "data" / "tokenizers" / "chat.json").read_text("utf-8")
@@ -126,6 +126,17 @@ def test_the_messages_of_the_caller_are_not_changed() -> None:
     message = {"role": "user", "content": "x", "extra": 1}
     assert render("{{ messages[0].extra }}", message) == "1"
     assert message == {"role": "user", "content": "x", "extra": 1}
+
+
+@pytest.mark.parametrize("text", ["<s>", "</s>\\n", "a\"b'", "<｜end▁of▁sentence｜>", "👍"])
+def test_tokens_written_into_a_template(text: str) -> None:
+    source = with_tokens("\n{{ eos_token }}\n\n", eos_token=text, bos_token="unused")
+    assert "bos_token" not in source
+    assert ChatTemplate(source, eos_token="other").render([USER]) == f"\n{text}\n"
+
+
+def test_no_tokens_to_write() -> None:
+    assert with_tokens("{{ bos_token }}", bos_token=None) == "{{ bos_token }}"
 
 
 def test_a_clock_only_if_given() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from om_models.chat import ChatTemplate
 from om_models.gguf_tokenizer import tokenizer_from_gguf
 from om_models.pretokenizers import PRE_TOKENIZERS
 from om_models.tokenizer import BYTE_OF_LETTER, Tokenizer, TokenizerError, TokenizerSource
@@ -43,7 +44,7 @@ def test_byte_level_equals_transformers(smollm2: TokenizerSource, case: dict[str
 
 def test_smollm2_metadata(smollm2: TokenizerSource) -> None:
     assert smollm2.bos_token_id is None
-    assert smollm2.eos_token_ids == (0, 2)
+    assert smollm2.eos_token_ids == (2, 0)
     assert smollm2.chat_template is not None
     assert smollm2.chat_template.startswith("{% for message in messages %}")
 
@@ -104,8 +105,17 @@ def test_merges_and_token_types(tmp_path: Path) -> None:
 
 def test_end_tokens_by_key_and_by_text(tmp_path: Path) -> None:
     assert load(tmp_path).eos_token_ids == (258, 259)
-    assert load(tmp_path, eot_token_id=3, eom_token_id=4).eos_token_ids == (3, 4, 258, 259)
+    assert load(tmp_path, eot_token_id=3, eom_token_id=4).eos_token_ids == (258, 3, 4, 259)
     assert load(tmp_path, eos_token_id=10**6).eos_token_ids == (259,)
+
+
+def test_a_template_brings_its_tokens(tmp_path: Path) -> None:
+    template = "{{ bos_token }}\n{{ messages[0].content }}"
+    source = load(tmp_path, chat_template=template, add_bos_token=False)
+    assert source.bos_token_id is None
+    assert source.chat_template is not None
+    message = {"role": "user", "content": "x"}
+    assert ChatTemplate(source.chat_template).render([message]) == "<e>\nx"
 
 
 @pytest.mark.parametrize(

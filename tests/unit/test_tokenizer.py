@@ -166,7 +166,7 @@ def test_hf_directory(tmp_path: Path) -> None:
     )
     source = tokenizer_from_hf(tmp_path)
     assert source.bos_token_id == BOS
-    assert source.eos_token_ids == (7, 12, EOS)
+    assert source.eos_token_ids == (EOS, 7, 12)
     assert source.chat_template == "{{ messages }}"
     source.save(tmp_path / "saved.json")
     saved = Tokenizer.load(tmp_path / "saved.json", source.bos_token_id, source.eos_token_ids)
@@ -231,6 +231,13 @@ def test_hf_chat_template_file_goes_first(tmp_path: Path) -> None:
     write_hf(tmp_path, byte_library(), tokenizer_config={"chat_template": "old"})
     (tmp_path / "chat_template.jinja").write_text("new")
     assert tokenizer_from_hf(tmp_path).chat_template == "new"
+
+
+def test_hf_chat_template_brings_its_tokens(tmp_path: Path) -> None:
+    config = {"eos_token": {"content": "</s>"}, "chat_template": "a{{ eos_token }}"}
+    write_hf(tmp_path, byte_library(), tokenizer_config=config)
+    template = tokenizer_from_hf(tmp_path).chat_template
+    assert template == '{% set eos_token = "</s>" +%}a{{ eos_token }}'
 
 
 def test_hf_named_chat_templates(tmp_path: Path) -> None:
