@@ -19,7 +19,7 @@ from om_models.convert import convert
 from om_models.null_model import byte_level_library
 from om_models.plan import ConvertOptions, Plan
 from om_models.reference import ReferenceLlama
-from om_models.spec import ModelSpec
+from om_models.spec import ModelSpec, RopeScaling
 from om_models.weights import MemorySource, expected_shapes
 
 BYTE_VOCAB = 256
@@ -71,15 +71,6 @@ def tiny_reference(spec: ModelSpec = BASE_SPEC, seed: int = 0) -> ReferenceLlama
 
 def config_json(spec: ModelSpec) -> dict[str, Any]:
     """`config.json` of a spec, in the older form (`rope_theta` beside `rope_scaling`)."""
-    scaling = None
-    if spec.rope_scaling is not None:
-        scaling = {
-            "rope_type": spec.rope_scaling.kind,
-            "factor": spec.rope_scaling.factor,
-            "low_freq_factor": spec.rope_scaling.low_freq_factor,
-            "high_freq_factor": spec.rope_scaling.high_freq_factor,
-            "original_max_position_embeddings": spec.rope_scaling.original_max_position,
-        }
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -93,12 +84,23 @@ def config_json(spec: ModelSpec) -> dict[str, Any]:
         "head_dim": spec.head_dim,
         "rms_norm_eps": spec.rms_eps,
         "rope_theta": spec.rope_theta,
-        "rope_scaling": scaling,
+        "rope_scaling": _rope_scaling(spec.rope_scaling),
         "max_position_embeddings": spec.max_position,
         "tie_word_embeddings": spec.tie_embeddings,
         "bos_token_id": BOS,
         "eos_token_id": EOS,
     }
+
+
+def _rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    fields: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind == "llama3":
+        fields["low_freq_factor"] = scaling.low_freq_factor
+        fields["high_freq_factor"] = scaling.high_freq_factor
+        fields["original_max_position_embeddings"] = scaling.original_max_position
+    return fields
 
 
 def write_checkpoint(
