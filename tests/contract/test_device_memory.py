@@ -127,7 +127,7 @@ def test_null_pointers_are_refused(device: AclDevice, block: int) -> None:
 
 def test_numpy_integers_are_no_pointers(device: AclDevice, block: int) -> None:
     with pytest.raises(TypeError, match="args parse failed"):
-        device.acl.rt.free(np.int64(block))  # type: ignore[arg-type]
+        device.acl.rt.free(np.int64(block))
 
 
 def test_arguments_are_positional(device: AclDevice) -> None:

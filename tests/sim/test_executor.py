@@ -102,6 +102,8 @@ def test_a_step_is_one_upload_one_run_one_download_and_one_wait(open_executor: O
         "acl.rt.synchronize_stream_with_timeout": 1,
     }
     assert report.copies == {"H2D": 1, "D2D": 3 * model.num_groups, "D2H": 1}
+    # ids 16 -> 64, positions 16 -> 64, rows 256 -> 320, mask 136 -> 192, last 16
+    assert report.copied_bytes["H2D"] == 64 + 64 + 320 + 192 + 16
     assert report.copied_bytes["D2D"] == 3 * executor.layout.token_bytes
     assert report.copied_bytes["D2H"] == 3 * SPEC.vocab_size * 4
 

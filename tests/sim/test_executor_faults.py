@@ -97,6 +97,22 @@ def test_a_step_that_does_not_end_is_waited_for_before_the_next(
     inspect.clear()  # an expired wait counts as a misuse
 
 
+def test_closing_waits_for_a_step_that_did_not_end(
+    sum_device: AclDevice, open_executor: Opener
+) -> None:
+    model = VARIANTS[0]
+    executor = open_executor(model, step_timeout_ms=1000)
+    with inspect.hold(sum_device.stream):
+        executor._step_timeout_ms = 1
+        with pytest.raises(AclError, match="507046"):
+            executor.run(step(ONE, Chat(model, [1]).feed(1)))
+    executor._step_timeout_ms = 30_000
+    inspect.clear()
+    executor.close()
+    assert inspect.report().calls["acl.rt.synchronize_stream_with_timeout"] == 1
+    assert not executor.is_in_flight
+
+
 def test_a_lost_device_is_lost_for_every_step(sum_bundles: dict[SumModel, Path]) -> None:
     model = VARIANTS[0]
     acl, device_id = load_acl("sim:0")

@@ -47,7 +47,9 @@ class Chat:
     def logits(self) -> list[float]:
         """What the model must answer for the last fed token."""
         total = sum(self.ids) * self._model.id_weight
-        return [total, len(self.ids) - 1, 7] + [0] * (SPEC.vocab_size - 3)
+        return [
+            float(value) for value in (total, len(self.ids) - 1, 7, *[0] * (SPEC.vocab_size - 3))
+        ]
 
 
 def runs(slots: list[int]) -> tuple[SlotRun, ...]:

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -225,7 +226,7 @@ class _Graph:
             *(info(f"new_kv_{group}", self._kv, new_kv) for group in range(self._model.num_groups)),
         ]
 
-    def _node(self, operator: str, inputs: Sequence[str], **attributes: object) -> str:
+    def _node(self, operator: str, inputs: Sequence[str], **attributes: Any) -> str:
         name = f"{operator}_{len(self._nodes)}"
         self._nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
         return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -106,7 +107,7 @@ def test_groups_are_aligned_and_never_overlap(
         ({"dtype": "bfloat16"}, "'bfloat16'"),
     ],
 )
-def test_a_manifest_that_makes_no_pool(change: dict[str, object], message: str) -> None:
+def test_a_manifest_that_makes_no_pool(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BundleError, match=message):
         replace(LAYOUT, **change)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def good_desc() -> OmDesc:
     )
 
 
-def with_input(name: str, /, **changes: object) -> OmDesc:
+def with_input(name: str, /, **changes: Any) -> OmDesc:
     desc = good_desc()
     return replace(
         desc,
@@ -54,7 +55,7 @@ def with_input(name: str, /, **changes: object) -> OmDesc:
     )
 
 
-def with_output(index: int, /, **changes: object) -> OmDesc:
+def with_output(index: int, /, **changes: Any) -> OmDesc:
     outputs = list(good_desc().outputs)
     outputs[index] = replace(outputs[index], **changes)
     return replace(good_desc(), outputs=tuple(outputs))
