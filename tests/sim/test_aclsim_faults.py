@@ -1,0 +1,97 @@
+"""Scripted failures, at the call and at the turn, and devices that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import runtime_cache.aclsim as acl
+from runtime_cache.aclsim import faults, inspect
+from tests.support.aclsim import device_bytes, fresh_process, ok, upload
+
+STICKY = (507010, 507053, 507054, 507901)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    with fresh_process():
+        yield
+
+
+@pytest.fixture
+def stream() -> int:
+    return int(ok(acl.rt.create_stream()))
+
+
+def test_the_third_call_fails_once() -> None:
+    fault = faults.inject("acl.rt.malloc", call=3, code=207018)
+    codes = [acl.rt.malloc(64, 0)[1] for _ in range(5)]
+    assert codes == [0, 0, 207018, 0, 0]
+    assert fault.has_fired
+    assert acl.get_recent_err_msg() == "acl.rt.malloc: injected fault: acl.rt.malloc gives 207018"
+    assert inspect.report().misuses == ()
+
+
+def test_faults_of_different_calls_do_not_disturb_each_other() -> None:
+    faults.inject("acl.rt.malloc", call=1, code=1)
+    faults.inject("acl.rt.malloc", call=3, code=3)
+    other = faults.inject("acl.rt.malloc_host", code=2)
+    assert [acl.rt.malloc(64, 0)[1] for _ in range(4)] == [1, 0, 3, 0]
+    assert not other.has_fired
+
+
+def test_a_queued_fault_drops_the_work_and_surfaces_at_synchronize(stream: int) -> None:
+    device = upload(np.zeros(64, np.uint8))
+    faults.inject("acl.rt.memset_async", call=2, code=507015, when="run")
+    ok(acl.rt.memset_async(device, 64, 1, 16, stream))
+    ok(acl.rt.memset_async(device + 16, 48, 2, 16, stream))
+    ok(acl.rt.memset_async(device + 32, 32, 3, 16, stream))
+    assert acl.rt.synchronize_stream(stream) == 507015
+    assert device_bytes(device, 64) == bytes([1] * 16 + [0] * 16 + [3] * 16 + [0] * 16)
+    assert acl.rt.synchronize_stream(stream) == 0
+    assert acl.rt.query_device_status(0) == (0, 0)
+
+
+def test_clear_forgets_what_is_still_to_come() -> None:
+    faults.inject("acl.rt.malloc", code=207001)
+    faults.clear()
+    assert acl.rt.malloc(64, 0)[1] == 0
+
+
+@pytest.mark.parametrize("code", STICKY)
+def test_a_sticky_code_at_a_call_takes_the_device_away(code: int, stream: int) -> None:
+    ptr = ok(acl.rt.malloc(64, 0))
+    faults.inject("acl.rt.memset", code=code)
+    assert acl.rt.memset(ptr, 64, 0, 64) == code
+    assert acl.rt.malloc(64, 0) == (0, code)
+    assert acl.rt.free(ptr) == code
+    assert acl.rt.synchronize_stream(stream) == code
+    assert acl.rt.set_device(0) == code
+    assert acl.rt.query_device_status(0) == (1, 0)
+
+
+def test_a_sticky_code_in_a_queue_takes_the_device_away_and_drops_the_rest(stream: int) -> None:
+    device = upload(np.zeros(64, np.uint8))
+    faults.inject("acl.rt.memset_async", code=507054, when="run")
+    with inspect.hold(stream):
+        ok(acl.rt.memset_async(device, 64, 1, 64, stream))
+        ok(acl.rt.memset_async(device, 64, 2, 64, stream))
+        assert acl.rt.query_device_status(0) == (0, 0)
+    assert acl.rt.synchronize_stream(stream) == 507054
+    assert acl.rt.query_device_status(0) == (1, 0)
+    assert acl.rt.synchronize_stream(stream) == 507054
+
+
+def test_a_fresh_process_has_the_device_back() -> None:
+    faults.inject("acl.rt.malloc", code=507901)
+    acl.rt.malloc(64, 0)
+    with fresh_process():
+        assert acl.rt.malloc(64, 0)[1] == 0
+
+
+@pytest.mark.parametrize(("call", "code"), [(0, 1), (1, 0)])
+def test_impossible_scripts_are_refused(call: int, code: int) -> None:
+    with pytest.raises(ValueError, match="counts from 1"):
+        faults.inject("acl.rt.malloc", call=call, code=code)
