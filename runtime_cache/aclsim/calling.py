@@ -128,7 +128,9 @@ def surface(prefix: str) -> Callable[..., Callable[[Body], Callable[..., Any]]]:
             full_name = f"{prefix}.{body.__name__}"
             parse = _parser(body.__name__, arg_format)
             shape = _result_shape(failed, plain)
-            return _bind(full_name, parse, body, shape)
+            call = _bind(full_name, parse, body, shape)
+            call.arg_format = arg_format  # type: ignore[attr-defined]  # for the surface test
+            return call
 
         return decorate
 
