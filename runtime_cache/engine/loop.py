@@ -127,7 +127,7 @@ class EngineLoop:
         for command in commands:
             if isinstance(command, RunStep):
                 self._step_task = asyncio.ensure_future(self._step(command.batch))
-        reports = []
+        reports: list[Command] = []
         for command in commands:
             if isinstance(command, EmitTokens):
                 self._sinks[command.request_id](command)

@@ -1,0 +1,59 @@
+"""What the benchmarks share: bundles, an engine driven by hand, a daemon process, medians."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from om_models.convert import convert
+from om_models.plan import ConvertOptions, Plan
+from runtime_cache.config import Config, load
+
+
+class Quiet:
+    """A conversion's reporter that says nothing."""
+
+    def planned(self, plan: Plan, spec_name: str) -> None:
+        """Nothing."""
+
+    def stage(self, title: str) -> None:
+        """Nothing."""
+
+    def progress(self, done: int, total: int) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def null_bundle(out: Console) -> Iterator[Path]:
+    """A do-nothing bundle in a temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="rtcache-bench-") as directory:
+        path = Path(directory) / "null"
+        with out.status("making the do-nothing bundle"):
+            convert("null", path, ConvertOptions(target="sim"), Quiet())
+        yield path
+
+
+def bench_config(bundle: Path, device: str, **flags: str) -> Config:
+    """A configuration for one benchmark; the environment has no say.
+
+    Args:
+        flags: option path with `__` for the dot, such as `cache__enable`.
+    """
+    given = {"model.bundle": str(bundle), "device.device": device}
+    given |= {name.replace("__", "."): text for name, text in flags.items()}
+    return load(env={}, flags=given).config
+
+
+def median(values: Sequence[float]) -> float:
+    """Median, rounded to three digits after the point."""
+    return round(statistics.median(values), 3)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Minimum, median and maximum, for people."""
+    return f"{min(values):.1f} … {statistics.median(values):.1f} … {max(values):.1f}"

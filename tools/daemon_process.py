@@ -1,0 +1,143 @@
+"""A `rtcached` process of one's own: started on a private socket, stopped at the end.
+
+For the demo, the benchmarks and the tests. The daemon is the real command; it says when it is ready
+in its log, which is JSON lines here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+READY_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 60.0
+
+
+class DaemonFailed(Exception):
+    """The daemon did not start or did not end well; the message carries the end of its log."""
+
+
+class DaemonProcess:
+    """One running daemon; a context manager.
+
+    Attributes:
+        endpoint: for clients.
+        admin_endpoint: for administrators.
+        socket: path of the client socket.
+        events: the daemon's log so far, one dict a line; lines that are no JSON as `{"text": …}`.
+        process: the process itself, for signals.
+    """
+
+    def __init__(self, bundle: Path, device: str, **options: str) -> None:
+        """Prepare; `with` starts it.
+
+        Args:
+            options: further options of `rtcached`: its flags without the dashes, `_` for `-`.
+        """
+        # A socket path may have 107 bytes only, so it lies in a short temporary directory.
+        self._directory = tempfile.TemporaryDirectory(prefix="rtcache-")
+        self.socket = Path(self._directory.name) / "rtcached.sock"
+        self.endpoint = f"ipc://{self.socket}"
+        self.admin_endpoint = f"{self.endpoint}.admin"
+        self.events: list[dict[str, Any]] = []
+        self.process: subprocess.Popen[str]
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._follow_log, daemon=True)
+        flags = {"model_bundle": str(bundle), "device": device, "ipc_endpoint": self.endpoint}
+        self._command = [sys.executable, "-m", "runtime_cache.daemon", *_flags(flags | options)]
+
+    def __enter__(self) -> DaemonProcess:
+        """Start and wait until it is ready.
+
+        Raises:
+            DaemonFailed: it ended, or was not ready in time; it does not run any more.
+        """
+        self.process = subprocess.Popen(
+            [*self._command, "--log-format", "json"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={k: v for k, v in os.environ.items() if not k.startswith("RTCACHE_")},
+        )
+        self._reader.start()
+        self._ready.wait(READY_TIMEOUT_S)
+        if not self.is_ready:
+            self.kill()
+            raise DaemonFailed(f"rtcached did not become ready:\n{self.log_text()}")
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc is None:
+            self.stop()
+        else:
+            self.kill()
+        self._directory.cleanup()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has said `ready`."""
+        return any(event.get("event") == "ready" for event in self.events)
+
+    def stop(self) -> None:
+        """SIGTERM, and wait for the end.
+
+        Raises:
+            DaemonFailed: its exit code was not 0.
+        """
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.wait()
+        if code != 0:
+            raise DaemonFailed(f"rtcached exited with {code}:\n{self.log_text()}")
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.wait()
+
+    def wait(self) -> int:
+        """Wait until it has ended and its log is read; returns the exit code."""
+        code = self.process.wait(STOP_TIMEOUT_S)
+        self._reader.join()
+        return code
+
+    def log_text(self) -> str:
+        """The end of its log, for people."""
+        return "\n".join(json.dumps(event) for event in self.events[-20:])
+
+    def _follow_log(self) -> None:
+        if self.process.stderr is None:
+            return
+        with self.process.stderr as lines:
+            for line in lines:
+                self.events.append(_event(line))
+                if self.events[-1].get("event") == "ready":
+                    self._ready.set()
+        self._ready.set()  # it has ended: nobody is to wait any longer
+
+
+def _flags(options: Mapping[str, str]) -> list[str]:
+    return [
+        word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)
+    ]
+
+
+def _event(line: str) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    return event if isinstance(event, dict) else {"text": line.rstrip()}
