@@ -62,6 +62,11 @@ class OmDesc:
         """Names in the model's order."""
         return tuple(tensor.name for tensor in self.inputs)
 
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names in the model's order, without the node's name that ATC may put before them."""
+        return tuple(tensor.name.rpartition(":")[2] for tensor in self.outputs)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -108,7 +113,7 @@ class OmContract:
         }
 
     def outputs(self, gear: GearSpec) -> dict[str, TensorSpec]:
-        """Every output, in the contract's order, which is the model's."""
+        """Every output, in the contract's order."""
         layout = self.layout
         new_kv = TensorSpec(
             layout.dtype, (gear.batch, gear.chunk, layout.rows_per_slot, layout.row_elements)
@@ -136,37 +141,29 @@ def check_desc(path: str, desc: OmDesc, contract: OmContract, gears: Sequence[Ge
     """
     inputs = [contract.inputs(gear) for gear in gears]
     outputs = [contract.outputs(gear) for gear in gears]
-    _check_input_names(path, desc, inputs[0])
-    _check_output_names(path, desc, outputs[0])
-    by_name = {tensor.name: tensor for tensor in desc.inputs}
-    for name in inputs[0]:
-        _check_tensor(f"{path}: input {name!r}", by_name[name], [spec[name] for spec in inputs])
-    for tensor, name in zip(desc.outputs, outputs[0], strict=True):
+    gear_input = {GEAR_INPUT} if desc.gears else set()
+    _check_names(f"{path}: the inputs", desc.input_names, set(inputs[0]) | gear_input)
+    _check_names(f"{path}: the outputs", desc.output_names, set(outputs[0]))
+    for name, tensor in zip(desc.input_names, desc.inputs, strict=True):
+        if name != GEAR_INPUT:
+            _check_tensor(f"{path}: input {name!r}", tensor, [spec[name] for spec in inputs])
+    for name, tensor in zip(desc.output_names, desc.outputs, strict=True):
         _check_tensor(f"{path}: output {name!r}", tensor, [spec[name] for spec in outputs])
     _check_gears(path, desc, contract, gears)
     _check_pool_bytes(path, desc, contract.layout)
 
 
-def _check_input_names(path: str, desc: OmDesc, specs: dict[str, TensorSpec]) -> None:
-    expected = set(specs) | ({GEAR_INPUT} if desc.gears else set())
-    found = set(desc.input_names)
-    if found != expected or len(desc.inputs) != len(expected):
+def _check_names(what: str, found: tuple[str, ...], expected: set[str]) -> None:
+    """Each expected name once, in any order."""
+    if sorted(found) != sorted(expected):
         raise BundleError(
-            f"{path}: the inputs are {', '.join(desc.input_names)};"
-            f" missing: {_listed(expected - found)}; unknown: {_listed(found - expected)}"
+            f"{what} are {', '.join(found)}; missing: {_listed(expected - set(found))};"
+            f" unknown: {_listed(set(found) - expected)}"
         )
 
 
 def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "none"
-
-
-def _check_output_names(path: str, desc: OmDesc, specs: dict[str, TensorSpec]) -> None:
-    found = [tensor.name.rpartition(":")[2] for tensor in desc.outputs]
-    if found != list(specs):
-        raise BundleError(
-            f"{path}: the outputs are {', '.join(found)}; expected: {', '.join(specs)}"
-        )
 
 
 def _check_tensor(what: str, tensor: TensorDesc, specs: Sequence[TensorSpec]) -> None:

@@ -45,7 +45,7 @@ class OmModel:
 
     Attributes:
         gears: by shape.
-        outputs: where results arrive: logits, then the new KV of each group.
+        outputs: where results arrive: the logits, and the new KV of each group.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class OmModel:
             self._make_staging(desc, contract, gear_specs)
             self._output_dataset = self._make_dataset(
                 [
-                    (ptr, tensor.num_bytes)
-                    for ptr, tensor in zip(self.outputs.ptrs, desc.outputs, strict=True)
+                    (self.outputs.ptrs[name], tensor.num_bytes)
+                    for name, tensor in zip(desc.output_names, desc.outputs, strict=True)
                 ]
             )
             self.gears: dict[GearSpec, LoadedGear] = self._load_gears(
@@ -119,9 +119,11 @@ class OmModel:
         self._inputs = InputStaging(self._device, sizes)
         self._teardown.push(self._inputs.close)
         logits_shape = (max(gear.batch for gear in gears), contract.vocab_size)
-        self.outputs = OutputStaging(
-            self._device, [tensor.num_bytes for tensor in desc.outputs], logits_shape
-        )
+        output_sizes = {
+            name: tensor.num_bytes
+            for name, tensor in zip(desc.output_names, desc.outputs, strict=True)
+        }
+        self.outputs = OutputStaging(self._device, output_sizes, logits_shape)
         self._teardown.push(self.outputs.close)
 
     def _load_gears(

@@ -7,7 +7,7 @@ still as large as the model's largest gear needs, which is the size the driver i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,24 +89,26 @@ class OutputStaging:
     """Where the device writes a step's outputs, and where its logits arrive.
 
     Attributes:
-        ptrs: device address of each output, in the model's order; the same in every gear.
+        ptrs: device address of each output by name; the same in every gear.
         logits: pinned host array [max_batch, vocab], fp32.
     """
 
     def __init__(
-        self, device: AclDevice, largest_sizes: Sequence[int], logits_shape: tuple[int, int]
+        self, device: AclDevice, largest_sizes: Mapping[str, int], logits_shape: tuple[int, int]
     ) -> None:
-        """Allocates for outputs of at most `largest_sizes` bytes; the first one is the logits.
+        """Allocates for outputs of at most `largest_sizes` bytes, by name.
 
         Raises:
             AclError: no room, or the driver refused; nothing is left.
         """
         self._device = device
         self._teardown = Teardown()
-        packing = pack(largest_sizes)
+        packing = pack(list(largest_sizes.values()))
         base = device.malloc(packing.num_bytes)
         self._teardown.push(lambda: device.free(base))
-        self.ptrs = tuple(base + offset for offset in packing.offsets)
+        self.ptrs = {
+            name: base + offset for name, offset in zip(largest_sizes, packing.offsets, strict=True)
+        }
         with self._teardown.undo_on_error():
             self._host = device.malloc_host(logits_shape[0] * logits_shape[1] * 4)
             self._teardown.push(lambda: device.free_host(self._host))
@@ -119,7 +121,7 @@ class OutputStaging:
         Raises:
             AclError: the driver refused.
         """
-        self._device.copy_to_host(self._host.ptr, self.ptrs[0], num_rows * self._row_bytes)
+        self._device.copy_to_host(self._host.ptr, self.ptrs["logits"], num_rows * self._row_bytes)
 
     def close(self) -> None:
         """Frees both buffers; no run may be in flight. Idempotent.

@@ -217,7 +217,8 @@ class Executor:
         """Queues one copy per run of slots and group; returns the token rows they hold."""
         token_bytes = self.layout.group_token_bytes
         copied_bytes = 0
-        for group, outputs_ptr in enumerate(model.outputs.ptrs[1:]):
+        for group in range(self.layout.num_groups):
+            outputs_ptr = model.outputs.ptrs[f"new_kv_{group}"]
             for index, row in enumerate(batch.rows):
                 source = outputs_ptr + index * batch.gear.chunk * token_bytes
                 for first_slot, num_tokens in row.appends:

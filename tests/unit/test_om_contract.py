@@ -86,14 +86,19 @@ def test_the_model_of_the_manifest_passes() -> None:
     check_desc("model.om", good_desc(), CONTRACT, GEARS)
 
 
-def test_inputs_may_come_in_any_order() -> None:
+def test_inputs_and_outputs_may_come_in_any_order() -> None:
     desc = good_desc()
     order = [7, 5, 6, 0, 2, 1, 3, 4]
     gears = (
         (16, 32, 16, 32, 1, 4, 1, 8, 1, 4, 1, 1, 4, 12, 1),
         (16, 32, 16, 32, 2, 1, 2, 8, 2, 1, 2, 1, 1, 9, 2),
     )
-    moved = replace(desc, inputs=tuple(desc.inputs[i] for i in order), gears=gears)
+    moved = replace(
+        desc,
+        inputs=tuple(desc.inputs[i] for i in order),
+        outputs=desc.outputs[::-1],
+        gears=gears,
+    )
     check_desc("model.om", moved, CONTRACT, GEARS)
 
 
@@ -120,14 +125,18 @@ def test_a_model_of_one_fixed_shape_has_no_gear_input() -> None:
         (with_input("kv_pool_1", dims=(18, 32)), r"'kv_pool_1' has shape \[18, 32\]"),
         (with_input("mask", num_bytes=95), "room for 95 bytes; the largest gear takes 96"),
         (with_input("kv_pool_0", num_bytes=1025), "takes 1025 bytes; the manifest's pool"),
-        (with_output(0, name="scores"), "the outputs are scores, new_kv_0, new_kv_1; expected"),
+        (
+            with_output(1, name="logits"),
+            "the outputs are logits, logits, new_kv_1; missing: new_kv_0",
+        ),
+        (with_output(0, name="scores"), "missing: logits; unknown: scores"),
         (with_output(0, data_type=DataType.FLOAT16), "'logits' is float16; the manifest"),
         (with_output(0, dims=(2, 11)), r"'logits' has shape \[2, 11\]"),
         (with_output(0, num_bytes=79), "room for 79 bytes"),
         (with_output(2, dims=(1, 4, 4, 32)), r"'new_kv_1' has shape \[1, 4, 4, 32\]"),
         (
             replace(good_desc(), outputs=good_desc().outputs[:2]),
-            "the outputs are logits, new_kv_0;",
+            "missing: new_kv_1; unknown: none",
         ),
         (replace(good_desc(), gears=good_desc().gears[:1]), "not compiled for batch 2, chunk 1"),
     ],
