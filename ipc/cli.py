@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
 import msgspec
@@ -117,31 +117,36 @@ def _info(client: Client, arguments: argparse.Namespace) -> None:
 def _generate(client: Client, arguments: argparse.Namespace) -> None:
     prompt = _prompt(arguments)
     _greet(client, arguments)
-    stream = client.generate(prompt, prefix_id=arguments.prefix_id, **_sampling(arguments))
-    _show_answer(client, stream, arguments)
+    sampling = _sampling(arguments)
+    _show_answer(
+        client,
+        lambda: client.generate(prompt, prefix_id=arguments.prefix_id, **sampling),
+        arguments,
+    )
 
 
 def _chat(client: Client, arguments: argparse.Namespace) -> None:
     history: list[dict[str, str]] = []
+    sampling = _sampling(arguments)
     if arguments.system is not None:
         history.append({"role": "system", "content": arguments.system})
     _greet(client, arguments)
     if arguments.message is not None:
         history.append({"role": "user", "content": arguments.message})
-        _show_answer(client, client.chat(history, **_sampling(arguments)), arguments)
+        _show_answer(client, lambda: client.chat(history, **sampling), arguments)
         return
     _converse(client, history, arguments)
 
 
 def _converse(client: Client, history: list[dict[str, str]], arguments: argparse.Namespace) -> None:
     """Ask and answer until the end of input; Ctrl-C ends one answer, not the conversation."""
+    sampling = _sampling(arguments)
     while (line := _read_line(sys.stdin)) is not None:
         if not line.strip():
             continue
         history.append({"role": "user", "content": line})
-        stream = client.chat(history, **_sampling(arguments))
         try:
-            text = _show_answer(client, stream, arguments)
+            text = _show_answer(client, lambda: client.chat(history, **sampling), arguments)
         except KeyboardInterrupt:
             history.pop()
             print("\n(stopped; the last question is forgotten)", file=sys.stderr)
@@ -160,18 +165,22 @@ def _read_line(source: TextIO) -> str | None:
     return line.rstrip("\n") if line else None
 
 
-def _show_answer(client: Client, stream: AnswerStream, arguments: argparse.Namespace) -> str:
-    """Print an answer as it grows, or as one JSON object; returns its text."""
+def _show_answer(
+    client: Client, ask: Callable[[], AnswerStream], arguments: argparse.Namespace
+) -> str:
+    """Ask, and print the answer as it grows or as one JSON object; returns its text."""
     try:
+        stream = ask()
         if not arguments.json:
             for piece in stream:
                 print(piece.text, end="", flush=True)
         result = stream.result()
     except KeyboardInterrupt:
-        # The stream has sent its cancel already; waiting for the daemon's word makes sure that it
-        # has left before the socket closes.
+        # Wherever it struck, nothing stays open; the answer to the ping shows that the cancels
+        # before it have left, which closing the socket would drop.
+        client.cancel_all()
         with contextlib.suppress(IpcError):
-            client.cancel(stream.id, timeout_s=_CANCEL_S)
+            client.ping(timeout_s=_CANCEL_S)
         raise
     if arguments.json:
         _print_json(msgspec.to_builtins(result))

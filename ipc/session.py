@@ -169,6 +169,11 @@ class Session:
         self._last_id = 0
         self.num_stale = 0
 
+    @property
+    def open_calls(self) -> tuple[Call, ...]:
+        """Calls whose last reply has not come, oldest first."""
+        return tuple(self._calls.values())
+
     def start(self, kind: type[AnyRequest], fields: Mapping[str, Any]) -> tuple[Call, bytes]:
         """Make a request; the bytes are to be sent at once.
 
@@ -221,7 +226,7 @@ class Session:
 
     def fail_all(self, error: IpcError) -> Sequence[Call]:
         """End every call with `error`; returns them."""
-        calls = tuple(self._calls.values())
+        calls = self.open_calls
         self._calls.clear()
         for call in calls:
             call.fail(error)

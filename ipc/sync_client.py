@@ -204,6 +204,11 @@ class Client:
         """End one of this client's requests; returns when the daemon has done so."""
         self._ask(Cancel, {"target": target}, Ok, timeout_s)
 
+    def cancel_all(self) -> None:
+        """Give up every unfinished request of this client; does not wait for the daemon."""
+        for call in self._session.open_calls:
+            self._give_up(call)
+
     def ping(self, *, timeout_s: float | None = None) -> Pong:
         """Is the daemon alive?"""
         return self._ask(Ping, {}, Pong, timeout_s)

@@ -1,0 +1,139 @@
+"""Endpoints: what is accepted, the lock beside the socket, stale and foreign files."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from ipc.endpoint import IpcAddress, SocketClaim, TcpAddress, parse_endpoint
+from ipc.errors import EndpointBusy, EndpointError
+
+
+def exists(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+def leave_stale_socket(path: Path) -> None:
+    """A socket file as a killed daemon leaves it."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("ipc:///run/x.sock", IpcAddress("/run/x.sock")),
+        ("ipc://x.sock", IpcAddress("x.sock")),
+        ("ipc:///" + "x" * 106, IpcAddress("/" + "x" * 106)),
+        ("tcp://127.0.0.1:5555", TcpAddress("127.0.0.1", "5555")),
+        ("tcp://127.9.9.9:0", TcpAddress("127.9.9.9", "0")),
+        ("tcp://localhost:*", TcpAddress("localhost", "*")),
+        ("tcp://[::1]:65535", TcpAddress("[::1]", "65535")),
+    ],
+)
+def test_good_endpoints(text: str, address: IpcAddress | TcpAddress) -> None:
+    assert parse_endpoint(text) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "expected ipc://PATH or tcp://HOST:PORT"),
+        ("/run/x.sock", "expected ipc://PATH or tcp://HOST:PORT"),
+        ("inproc://x", "expected ipc://PATH or tcp://HOST:PORT"),
+        ("ipc://", "expected the path of a socket file"),
+        ("ipc://@abstract", "abstract sockets have no permissions"),
+        ("ipc://a\0b", "expected the path of a socket file"),
+        ("ipc:///" + "x" * 107, "the path has 108 bytes, the system allows 107"),
+        ("ipc:///" + "é" * 54, "the path has 109 bytes, the system allows 107"),
+        ("tcp://127.0.0.1", "expected tcp://HOST:PORT"),
+        ("tcp://:5555", "expected tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:65536", "expected tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:http", "expected tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:²", "expected tcp://HOST:PORT"),
+        ("tcp://0.0.0.0:5555", "only loopback addresses"),
+        ("tcp://*:5555", "only loopback addresses"),
+        ("tcp://192.168.0.1:5555", "only loopback addresses"),
+        ("tcp://example.org:5555", "only loopback addresses"),
+        ("tcp://[::]:5555", "only loopback addresses"),
+    ],
+)
+def test_bad_endpoints(text: str, sentence: str) -> None:
+    with pytest.raises(EndpointError) as caught:
+        parse_endpoint(text)
+    assert sentence in caught.value.message
+
+
+def test_remote_tcp_must_be_allowed_aloud() -> None:
+    assert parse_endpoint("tcp://*:5555", allow_remote_tcp=True) == TcpAddress("*", "5555")
+
+
+def test_a_claim_makes_and_removes_the_socket_file(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    claim = SocketClaim(str(path))
+    assert not exists(path)
+    os.close(claim.listen(0o620))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o620
+    claim.release()
+    claim.release()
+    assert not exists(path)
+
+
+def test_one_path_has_one_owner(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    first = SocketClaim(str(path))
+    os.close(first.listen(0o600))
+    with pytest.raises(EndpointBusy, match=rf"another daemon \(process {os.getpid()}\) already"):
+        SocketClaim(str(path))
+    assert exists(path)
+    first.release()
+    SocketClaim(str(path)).release()
+
+
+def test_a_stale_socket_is_removed_by_the_next_owner(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    leave_stale_socket(path)
+    claim = SocketClaim(str(path))
+    assert not exists(path)
+    claim.release()
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link"])
+def test_what_is_not_a_socket_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "s"
+    if kind == "file":
+        path.write_text("precious")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        leave_stale_socket(tmp_path / "other")
+        path.symlink_to(tmp_path / "other")
+    for _ in range(2):
+        with pytest.raises(EndpointError, match="exists and is not a socket; it is left as it is"):
+            SocketClaim(str(path))
+    assert exists(path)
+
+
+def test_the_directory_must_exist(tmp_path: Path) -> None:
+    path = tmp_path / "no" / "s"
+    with pytest.raises(EndpointError, match=r"there is no directory .*/no$"):
+        SocketClaim(str(path))
+
+
+def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "s.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(EndpointError, match="cannot open the lock file"):
+        SocketClaim(str(tmp_path / "s"))
+    assert not exists(tmp_path / "victim")
+
+
+def test_a_path_that_cannot_be_bound_is_a_sentence(tmp_path: Path) -> None:
+    claim = SocketClaim(str(tmp_path / "s"))
+    (tmp_path / "s").write_text("came in between")
+    with pytest.raises(EndpointError, match=r"cannot listen on .*: Address already in use"):
+        claim.listen(0o600)
+    claim.release()
