@@ -272,7 +272,7 @@ class Client:
     def _stream(
         self, kind: type[AnyRequest], fields: Mapping[str, Any], timeout_s: float | None
     ) -> AnswerStream:
-        return AnswerStream(self, self._start(kind, fields), timeout_s or self._timeout_s)
+        return AnswerStream(self, self._start(kind, fields), self._patience(timeout_s))
 
     async def _ask(
         self,
@@ -284,12 +284,15 @@ class Client:
         """One request, one reply."""
         call = self._start(kind, fields)
         try:
-            reply = await self._next_reply(call, timeout_s or self._timeout_s)
+            reply = await self._next_reply(call, self._patience(timeout_s))
         finally:
             self._give_up(call)
         if not isinstance(reply, expected):
             raise ProtocolError(f"`{call.kind}` was answered by `{type_name(reply)}`")
         return reply
+
+    def _patience(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else timeout_s
 
     def _start(self, kind: type[AnyRequest], fields: Mapping[str, Any]) -> Call:
         if self._pump is None:

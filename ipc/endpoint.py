@@ -56,7 +56,7 @@ def parse_endpoint(text: str, *, allow_remote_tcp: bool = False) -> IpcAddress |
     if separator and scheme == "ipc":
         return _parse_ipc(rest)
     if separator and scheme == "tcp":
-        return _parse_tcp(rest, allow_remote_tcp)
+        return _parse_tcp(rest, allow_remote=allow_remote_tcp)
     raise EndpointError(f"endpoint {text!r}: expected ipc://PATH or tcp://HOST:PORT")
 
 
@@ -75,12 +75,12 @@ def _parse_ipc(path: str) -> IpcAddress:
     return IpcAddress(path)
 
 
-def _parse_tcp(rest: str, allow_remote_tcp: bool) -> TcpAddress:
+def _parse_tcp(rest: str, *, allow_remote: bool) -> TcpAddress:
     host, _, port = rest.rpartition(":")
     is_number = port.isascii() and port.isdigit() and int(port) <= 65535
     if not host or not (is_number or port == "*"):
         raise EndpointError(f"endpoint 'tcp://{rest}': expected tcp://HOST:PORT")
-    if not allow_remote_tcp and not _is_loopback(host):
+    if not allow_remote and not _is_loopback(host):
         raise EndpointError(
             f"endpoint 'tcp://{rest}': the messages are neither encrypted nor authenticated, so "
             f"only loopback addresses such as 127.0.0.1 are allowed"

@@ -21,8 +21,9 @@ class Pump:
 
     Args:
         socket: stays the caller's to close, after `stop()`.
-        deliver: called with the frames of each message, in order; must not raise. Of a message
-            with more than `max_frames` frames it gets `max_frames + 1`.
+        deliver: called with the frames of each message, in order. Of a message with more
+            than `max_frames` frames it gets `max_frames + 1`. What it raises goes to the loop's
+            exception handler; the next message is delivered all the same.
         max_frames: frames to keep of a message.
     """
 
@@ -77,7 +78,11 @@ class Pump:
             frames = self._receive()
             if frames is None:
                 return
-            self._deliver(frames)
+            try:
+                self._deliver(frames)
+            except BaseException:
+                self._drain_soon()  # what has come already would otherwise wait for the next
+                raise
             if not self._is_running:
                 return
         self._drain_soon()

@@ -295,14 +295,14 @@ class Server:
         try:
             self._handler.on_message(client, request)
         except Exception as error:
-            self._handler_failed("on_message", error)
             text = "the daemon failed on this request; its log has the details"
             self.send(client, Error(id=request.id, code="internal", message=text, retryable=False))
+            self._handler_failed("on_message", error)
 
     def _refuse(self, client: ClientRef, refusal: MalformedMessage) -> None:
         self.counters.refused[refusal.code] += 1
-        self._log("message_refused", {"code": refusal.code, "reason": refusal.message})
         self.send(client, refusal.as_reply())
+        self._log("message_refused", {"code": refusal.code, "reason": refusal.message})
 
     def _tell(self, event: str, client: ClientRef, callback: Callable[[ClientRef], None]) -> None:
         """Call the handler soon, and once for all sends that failed until then."""

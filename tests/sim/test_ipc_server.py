@@ -321,6 +321,28 @@ def test_a_failing_callback_is_counted_and_the_server_goes_on(run: Run, endpoint
     run(scene())
 
 
+def test_a_failing_log_hook_stops_neither_the_reply_nor_the_receiver(
+    run: Run, endpoint: str
+) -> None:
+    def full(event: str, fields: object) -> None:
+        raise OSError("no space left")
+
+    async def scene() -> None:
+        problems: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: problems.append(context["exception"]))
+        daemon = CountingDaemon()
+        daemon.server = Server(endpoint, daemon, log=full)
+        async with daemon.server, raw_client(endpoint) as client:
+            await client.send(b"?")
+            await client.send(ping_json())
+            assert (await client.receive()).code == "bad_encoding"  # type: ignore[union-attr]
+            assert await client.receive() == PONG
+        assert [str(problem) for problem in problems] == ["no space left"]
+
+    run(scene())
+
+
 def test_a_flood_of_one_client_does_not_keep_others_waiting_for_its_end(
     run: Run, endpoint: str
 ) -> None:
