@@ -39,6 +39,8 @@ from runtime_cache.errors import (
 from runtime_cache.ids import PrefixId, RequestId
 from runtime_cache.intake import Intake
 
+#: Stands for minus infinity, which JSON cannot carry.
+_MIN_LOGPROB = -9999.0
 #: Longer texts are tokenised off the event loop; shorter ones cost less than the hop.
 _INLINE_CHARS = 4096
 
@@ -239,7 +241,10 @@ class Service:
             tokens,
             params,
             eos_token_ids=self._intake.tokenizer.eos_token_ids,
-            detokenizer=self._intake.tokenizer.detokenizer(),
+            # A chat answer is a text of its own; what `generate` gives goes on from the prompt.
+            detokenizer=self._intake.tokenizer.detokenizer(
+                is_continuation=isinstance(message, wire.Generate)
+            ),
             deadline_s=None if deadline_ms is None else work.arrived_s + deadline_ms / 1000,
         )
 
@@ -406,8 +411,8 @@ def _error(message_id: wire.MessageId, error: RuntimeCacheError) -> wire.Error:
 
 
 def _logprobs(entry: TokenLogprobs) -> wire.Logprobs:
-    top = tuple(wire.TopToken(token_id, logprob) for token_id, logprob in entry.top)
-    return wire.Logprobs(entry.token_id, entry.logprob, top)
+    top = tuple(wire.TopToken(token_id, max(value, _MIN_LOGPROB)) for token_id, value in entry.top)
+    return wire.Logprobs(entry.token_id, max(entry.logprob, _MIN_LOGPROB), top)
 
 
 def _usage(usage: Usage) -> wire.Usage:
