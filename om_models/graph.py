@@ -80,15 +80,19 @@ class _LlamaGraph:
         self._prepare_shared()
         hidden = w.op("Gather", embedding, "input_ids", axis=0)  # [B, S, hidden]
         new_rows: list[str] = []
+        new_kv: list[str] = []
         for layer in range(spec.num_layers):
             with w.scope(f"layer{layer}"):
                 hidden, key, value = self._layer(layer, hidden)
             new_rows += [key, value]
             if len(new_rows) == 2 * kv.layers_per_group:
-                self._emit_new_kv(layer // kv.layers_per_group, new_rows)
+                new_kv.append(self._stack(new_rows))
                 new_rows = []
             progress(layer + 1, spec.num_layers)
-        self._emit_logits(hidden, embedding)
+        w.output(self._logits(hidden, embedding), "logits", "float32", ["B", spec.vocab_size])
+        for group, value in enumerate(new_kv):
+            shape: list[str | int] = ["B", "S", 2 * kv.layers_per_group, kv.row_elements]
+            w.output(value, f"new_kv_{group}", kv.dtype, shape)
 
     def _declare_inputs(self) -> None:
         w, index, kv = self._w, self._options.index_dtype, self._options.kv
@@ -170,25 +174,23 @@ class _LlamaGraph:
         both = w.op("Concat", past, new, axis=1)
         return w.op("Reshape", both, w.ints(0, 0, spec.num_kv_heads, spec.head_dim))
 
-    def _emit_new_kv(self, group: int, rows: list[str]) -> None:
+    def _stack(self, rows: list[str]) -> str:
         """K and V of a group's layers, interleaved as in the pool [B, S, 2·layers, row]."""
-        w, spec, kv = self._w, self._spec, self._options.kv
+        w, spec = self._w, self._spec
         stacked = w.op("Concat", *rows, axis=2)
         stacked = w.op("Reshape", stacked, w.ints(0, 0, len(rows), spec.kv_dim))
-        if padding := kv.row_elements - spec.kv_dim:
+        if padding := self._options.kv.row_elements - spec.kv_dim:
             stacked = w.op("Pad", stacked, w.ints(0, 0, 0, 0, 0, 0, 0, padding))
-        shape: list[str | int] = ["B", "S", len(rows), kv.row_elements]
-        w.output(stacked, f"new_kv_{group}", kv.dtype, shape)
+        return stacked
 
-    def _emit_logits(self, hidden: str, embedding: str) -> None:
+    def _logits(self, hidden: str, embedding: str) -> str:
         """Final norm and output matrix for the asked rows only: float32 [B, vocab]."""
         w, spec = self._w, self._spec
         flat = w.op("Reshape", hidden, w.ints(-1, spec.hidden_size))  # [B·S, hidden]
         asked = self._rms_norm(w.op("Gather", flat, "last", axis=0), FINAL_NORM)
         head = embedding if spec.tie_embeddings else w.weight(LM_HEAD, self._load(LM_HEAD))
         # Gemm multiplies by the transpose, so a tied embedding stays one initializer.
-        logits = self._to_float32(w.op("Gemm", asked, head, transB=1))
-        w.output(logits, "logits", "float32", ["B", spec.vocab_size])
+        return self._to_float32(w.op("Gemm", asked, head, transB=1))
 
     def _mlp(self, layer: int, x: str) -> str:
         w = self._w

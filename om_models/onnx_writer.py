@@ -62,12 +62,12 @@ class OnnxWriter:
         return name
 
     def output(self, value: str, name: str, dtype: str, shape: Sequence[str | int]) -> None:
-        """Declare `value` a model output under `name`."""
-        # No Identity node: the node that makes the value is renamed instead.
-        for node in self._nodes:
-            for index, made in enumerate(node.output):
-                if made == value:
-                    node.output[index] = name
+        """Declare `value`, which no node consumes, a model output under `name`."""
+        # No Identity node: the value itself is renamed.
+        for node in reversed(self._nodes):
+            if value in node.output:
+                node.output[list(node.output).index(value)] = name
+                break
         self._outputs.append(helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape))
 
     def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:

