@@ -118,7 +118,7 @@ def _check_loads(path: Path) -> None:
     """Loads the new file once, as the device will."""
     _progress("load")
     try:
-        new_session(read_om(str(path)), SimSettings(threads=1))
+        new_session(read_om(str(path)), SimSettings(threads=1, weights_in_place=True))
     except AclFailure as failure:
         raise AtcError("E20001", failure.sentence) from failure
 

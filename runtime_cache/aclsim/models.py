@@ -252,6 +252,9 @@ def new_session(om: OmFile, config: SimSettings) -> Any:
     options.log_severity_level = 4
     options.intra_op_num_threads = config.threads or os.cpu_count() or 1
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(config.spin)))
+    if config.weights_in_place:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(om.path.parent)
     )

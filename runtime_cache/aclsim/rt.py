@@ -69,9 +69,9 @@ def reset_device(device_id: int) -> None:
             sentence = f"{len(contexts)} contexts and {len(default.streams)} streams are alive"
             raise AclFailure(codes.RT_PARAM_INVALID, sentence)
         device.num_users, device.default_context = 0, None
-        process.close_context(default)
-        process.drop_models(device)
-        device.memory.free_all()
+    process.close_context(default)  # without the lock, which the work that runs may need
+    process.drop_models(device)
+    device.memory.free_all()
 
 
 @acl_function("", failed=(0,))

@@ -24,6 +24,8 @@ class SimSettings:
         soc_name: what `acl.get_soc_name` returns; an `.om` for another SoC is refused.
         threads: intra-op threads of one model execution; 0 means one per CPU.
         spin: ONNX Runtime threads burn CPU while waiting for work.
+        weights_in_place: execute straight from the mapped `.om`, without the rearranged and widened
+            copies that ONNX Runtime makes for speed; for models that would not fit otherwise.
         run_mode: 1 host (cards), 0 device (RC boards).
         device_count: number of devices.
     """
@@ -33,6 +35,7 @@ class SimSettings:
     soc_name: str = "Ascend310P3"
     threads: int = 0
     spin: bool = False
+    weights_in_place: bool = False
     run_mode: int = 1
     device_count: int = 1
 

@@ -181,6 +181,26 @@ def test_bindings_of_many_pointers_stay_right(static: Run) -> None:
         assert download(target, np.float32, 6).tolist() == [1, 2, 3, 4, 5, 6]
 
 
+def test_weights_can_be_used_in_place(tmp_path: Path) -> None:
+    path = compile_om(tmp_path)
+    with fresh_process(weights_in_place=True):
+        run = Run(path)
+        run.feed([1, 2, 3, 4, 5, 6], [0, 0, 0])
+        assert (run.launch(), run.finish()) == (0, 0)
+        assert run.result(6) == [1, 2, 3, 4, 5, 6]
+
+
+def test_reset_waits_for_runs_on_the_default_stream_and_unloads(static: Run) -> None:
+    static.feed([1] * 6, [0, 0, 0])
+    for _ in range(50):
+        code = acl.mdl.execute_async(static.model, static.inputs, static.outputs, 0)
+        assert code == 0
+    ok(acl.rt.destroy_stream(static.stream))
+    assert acl.rt.reset_device(0) == 0
+    assert inspect.report().models == 0
+    assert inspect.report().misuses == ()
+
+
 # --- gears ---
 
 

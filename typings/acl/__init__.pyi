@@ -1,7 +1,9 @@
 # pyACL (`import acl`), as far as this project uses it. Types only; the module comes with CANN.
 # Positional only, codes last. Source: pyACL C++ source, hicann/runtime commit 134e2edb.
 
-from . import mdl as mdl, rt as rt, util as util
+from . import mdl as mdl
+from . import rt as rt
+from . import util as util
 
 def init(config_path: str = ..., /) -> int: ...
 def finalize() -> int: ...
