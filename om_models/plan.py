@@ -21,7 +21,7 @@ Dtype = Literal["float16", "float32"]
 Layout = Literal["fused", "split"]
 IndexDtype = Literal["int32", "int64"]
 
-#: What ATC is told for `--target sim` when the user names no SoC: the SoC the software device plays.
+#: Told to ATC for `--target sim` when the user names no SoC: what the software device plays.
 SIM_SOC_VERSION = "Ascend310P3"
 DEFAULT_CONTEXT = 2048
 DEFAULT_KV_BYTES: dict[Target, int] = {"sim": 1 << 30, "ascend": 4 << 30}
