@@ -220,4 +220,6 @@ def _broken(encoding: Encoding, error: Exception) -> str:
     name = "JSON" if encoding is Encoding.JSON else "msgpack"
     if isinstance(error, RecursionError):
         return f"the {name} is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):  # what older versions of msgspec raise
+        return f"the {name} cannot be read: Invalid UTF-8"
     return f"the {name} cannot be read: {str(error)[:200]}"

@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from ipc.client import Client
 from ipc.codec import Encoding, Limits, decode_reply, encode
-from ipc.errors import Closed, EndpointError, ProtocolError, ServerError, Timeout
+from ipc.errors import Closed, EndpointBusy, EndpointError, ProtocolError, ServerError, Timeout
 from ipc.messages import (
     AnyReply,
     Cancel,
@@ -390,6 +390,29 @@ def test_a_server_can_be_started_again_at_once(run: Run, endpoint: str) -> None:
                 assert (await client.ping()).version == "0.1.0"
 
     run(scene())
+
+
+def test_a_second_server_on_a_path_is_refused_and_the_first_feels_nothing(
+    run: Run, endpoint: str
+) -> None:
+    async def scene() -> None:
+        async with CountingDaemon().serve(endpoint), Client(endpoint) as client:
+            with pytest.raises(EndpointBusy, match="already serves at"):
+                await CountingDaemon().serve(endpoint).start()
+            assert (await client.ping()).version == "0.1.0"
+
+    run(scene())
+
+
+def test_a_start_that_fails_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:
+    async def scene() -> None:
+        server = CountingDaemon().serve(f"ipc://{tmp_path}/no/s")
+        with pytest.raises(EndpointError, match="there is no directory"):
+            await server.start()
+        await server.close()
+
+    run(scene())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_queued_replies_leave_before_the_server_closes(run: Run, endpoint: str) -> None:

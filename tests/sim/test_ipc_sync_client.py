@@ -10,7 +10,7 @@ import pytest
 
 from ipc import cli
 from ipc.errors import Closed, EndpointError, ServerError, Timeout
-from ipc.messages import Cancel, Chat, ChatMessage, Generate, MessageId
+from ipc.messages import Cancel, Chat, ChatMessage, Generate, MessageId, PrefixName
 from ipc.session import Piece
 from ipc.sync_client import Client
 from tests.support.ipc_daemon import DaemonThread
@@ -49,6 +49,15 @@ def test_the_small_calls(client: Client) -> None:
     client.cancel("77")
     with pytest.raises(ServerError, match="its log has the details"):
         client.release("p-1")
+
+
+def test_a_prompt_that_is_too_large_fails_its_own_call_only(client: Client) -> None:
+    other = client.generate("hold")
+    with pytest.raises(ServerError, match="bytes, the limit is 4194304") as caught:
+        client.generate("x" * 5_000_000).result()
+    assert caught.value.code == "too_large"
+    other.cancel()
+    assert client.ping().version == "0.1.0"
 
 
 def test_two_answers_may_be_read_in_turn(client: Client) -> None:
@@ -140,7 +149,7 @@ def test_every_sampling_option_reaches_the_daemon(endpoint: str, daemon: DaemonT
     assert daemon.daemon.requests[1] == Generate(
         MessageId("2"),
         prompt="count",
-        prefix_id="p-1",
+        prefix_id=PrefixName("p-1"),
         max_tokens=5,
         temperature=0,
         top_k=3,

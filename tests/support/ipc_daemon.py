@@ -251,10 +251,11 @@ def info(message: GetInfo) -> Info:
 
 def _done(message: Generate | Chat, count: int, text: str = "") -> Done:
     """The last message of an answer of `count` numbers, or of `text`."""
-    if message.stream:
-        index, token_ids = count, ()
-    else:
-        index, token_ids = 0, tuple(range(count))
+    index = count
+    token_ids: tuple[int, ...] = ()
+    if not message.stream:
+        index = 0
+        token_ids = tuple(range(count))
         text = text or "".join(f"{number} " for number in range(count))
     return Done(
         message.id,

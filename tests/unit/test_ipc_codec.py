@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipc.codec import (
@@ -284,6 +284,10 @@ def test_what_cannot_be_encoded_is_the_callers_error() -> None:
 # --- fuzzing ------------------------------------------------------------------------------------
 
 
+#: On a loaded machine a slow example is no finding.
+untimed = settings(deadline=None)
+
+
 def decodes_or_is_refused(payload: bytes) -> None:
     """Nothing but a request or a refusal comes out, and both can be sent on."""
     refused: MalformedMessage | None = None
@@ -299,16 +303,19 @@ def decodes_or_is_refused(payload: bytes) -> None:
         decode_reply(payload)
 
 
+@untimed
 @given(st.binary(max_size=200))
 def test_random_bytes(payload: bytes) -> None:
     decodes_or_is_refused(payload)
 
 
+@untimed
 @given(st.sampled_from([b"{", b" ", b"\x80", b"\x82", b"\x8f", b"\xde", b"\xdf"]), st.binary())
 def test_random_bytes_that_look_right_at_first(head: bytes, rest: bytes) -> None:
     decodes_or_is_refused(head + rest)
 
 
+@untimed
 @given(st.sampled_from(FRAMES), st.data())
 def test_mutated_frames(frame: bytes, data: st.DataObject) -> None:
     mutated = bytearray(frame)
@@ -354,6 +361,7 @@ TYPES = st.sampled_from(
 )
 
 
+@untimed
 @given(TYPES | ANYTHING, st.dictionaries(FIELDS | st.text(), ANYTHING, max_size=6))
 def test_well_formed_messages_with_any_content(kind: object, fields: dict[str, object]) -> None:
     message = {"type": kind} | fields

@@ -23,7 +23,6 @@ from ipc.messages import (
     ChatMessage,
     Generate,
     Ping,
-    Reply,
     Request,
     type_name,
     without_stream,
@@ -32,7 +31,7 @@ from ipc.messages import (
 GOLDEN = Path(__file__).parent.parent / "golden" / "wire"
 PROTOCOL = (Path(ipc.__file__).parent / "PROTOCOL.md").read_text(encoding="utf-8")
 REQUESTS: tuple[type[Request], ...] = AnyRequest.__args__
-REPLIES: tuple[type[Reply], ...] = AnyReply.__args__
+REPLIES: tuple[type[msgspec.Struct], ...] = AnyReply.__args__
 
 
 def decode(message: dict[str, Any]) -> AnyRequest:

@@ -29,6 +29,7 @@ from ipc.messages import (
 from ipc.session import (
     Answer,
     Call,
+    Conversation,
     Piece,
     Result,
     Session,
@@ -261,7 +262,7 @@ def test_arguments_take_the_form_of_the_messages() -> None:
 
 
 def test_conversations_may_be_dicts_or_messages() -> None:
-    turns = [{"role": "system", "content": "s"}, ChatMessage("user", "u")]
+    turns: Conversation = [{"role": "system", "content": "s"}, ChatMessage("user", "u")]
     assert conversation(turns) == (ChatMessage("system", "s"), ChatMessage("user", "u"))
     assert Session().start(Chat, {"messages": conversation(turns)})[0].kind == "chat"
 
