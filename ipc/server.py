@@ -45,8 +45,8 @@ class ClientRef:
     `(client, message.id)` names a request.
 
     Attributes:
-        identity: libzmq's name of the connection; a client that reconnects gets a new one, unless it
-            has chosen its own.
+        identity: libzmq's name of the connection; a client that reconnects gets a new one, unless
+            it has chosen its own.
         role: which socket it is connected to.
         encoding: to answer in.
         is_delimited: whether an empty frame stands before the payload, as REQ sockets want it.
