@@ -39,25 +39,31 @@ class Allocation:
 
 
 class AddressMap:
-    """Live allocations by address, and the recent dead ones for better sentences."""
+    """Live allocations by address, and the recent dead ones for better sentences.
+
+    Look-ups need no lock: a change puts a new pair of sorted lists in place of the old one. Changes
+    themselves must be serialised by the caller.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._bases: list[int] = []
-        self._allocations: list[Allocation] = []
+        self._sorted: tuple[list[int], list[Allocation]] = ([], [])
         self._freed: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_FREES)
 
     def __iter__(self) -> Iterator[Allocation]:
-        return iter(list(self._allocations))
+        return iter(self._sorted[1])
 
     def __len__(self) -> int:
-        return len(self._allocations)
+        return len(self._sorted[1])
 
     def add(self, allocation: Allocation) -> None:
         """Enters a new range, which overlaps no other."""
-        index = bisect_right(self._bases, allocation.base)
-        self._bases.insert(index, allocation.base)
-        self._allocations.insert(index, allocation)
+        bases, allocations = self._sorted
+        at = bisect_right(bases, allocation.base)
+        self._sorted = (
+            [*bases[:at], allocation.base, *bases[at:]],
+            [*allocations[:at], allocation, *allocations[at:]],
+        )
 
     def remove(self, base: int) -> Allocation:
         """Takes out the allocation that starts at `base`.
@@ -65,27 +71,41 @@ class AddressMap:
         Raises:
             AclFailure: 107000 if none starts there; the sentence tells a double free apart.
         """
-        index = bisect_right(self._bases, base) - 1
-        if index < 0 or self._bases[index] != base:
+        bases, allocations = self._sorted
+        at = bisect_right(bases, base) - 1
+        if at < 0 or bases[at] != base:
             raise AclFailure(codes.RT_PARAM_INVALID, self._explain(base, 1, "free"))
-        del self._bases[index]
-        allocation = self._allocations.pop(index)
+        allocation = allocations[at]
+        self._sorted = (
+            [*bases[:at], *bases[at + 1 :]],
+            [*allocations[:at], *allocations[at + 1 :]],
+        )
         self._freed.append((allocation.base, allocation.end))
         return allocation
 
     def covering(self, address: int) -> Allocation | None:
         """The live allocation that holds `address`."""
-        index = bisect_right(self._bases, address) - 1
-        if index < 0 or address >= self._allocations[index].end:
+        bases, allocations = self._sorted
+        at = bisect_right(bases, address) - 1
+        if at < 0:
             return None
-        return self._allocations[index]
+        allocation = allocations[at]
+        return allocation if address < allocation.base + allocation.size_bytes else None
 
-    def knows(self, address: int) -> bool:
-        """Whether `address` lies in a live or recently freed range."""
-        return self.covering(address) is not None or self._was_freed(address)
+    def check_if_known(self, address: int, count_bytes: int, code: int) -> None:
+        """As `find`, but passes addresses that were never allocated here.
+
+        Raises:
+            AclFailure: `code`, for a range that leaves its allocation or was freed.
+        """
+        found = self.covering(address)
+        if found is not None and address + count_bytes <= found.end:
+            return
+        if found is not None or self._was_freed(address):
+            raise AclFailure(code, self._explain(address, count_bytes, "use"))
 
     def _was_freed(self, address: int) -> bool:
-        return any(base <= address < end for base, end in self._freed)
+        return any(base <= address < end for base, end in list(self._freed))
 
     def find(self, address: int, count_bytes: int, code: int) -> Allocation:
         """The live allocation that holds the whole range.

@@ -132,6 +132,7 @@ class ShapeTable:
 
     def __init__(self, model: onnx.ModelProto, inputs: Sequence[TensorInfo]) -> None:
         self._model = model
+        self._inputs = inputs
         self._names = [_dim_names(_value(model, info.name), info) for info in inputs]
         for info, names in zip(inputs, self._names, strict=True):
             _set_dims(_value(model, info.name), info.dims, names)
@@ -175,8 +176,8 @@ class ShapeTable:
     def _infer_concrete(self, inputs: Sequence[list[int]]) -> list[list[int | None]]:
         concrete = onnx.ModelProto()
         concrete.CopyFrom(self._model)
-        for value, dims in zip(concrete.graph.input, inputs, strict=False):
-            _set_dims(value, dims, [""] * len(dims))
+        for info, dims in zip(self._inputs, inputs, strict=True):
+            _set_dims(_value(concrete, info.name), dims, [""] * len(dims))
         for value in concrete.graph.output:
             value.type.tensor_type.ClearField("shape")
         return [_resolve(value, {}) for value in _infer(concrete)]

@@ -126,6 +126,7 @@ def surface(prefix: str) -> Callable[..., Callable[[Body], Callable[..., Any]]]:
     ) -> Callable[[Body], Callable[..., Any]]:
         def decorate(body: Body) -> Callable[..., Any]:
             full_name = f"{prefix}.{body.__name__}"
+            faults.register(full_name)
             parse = _parser(body.__name__, arg_format)
             shape = _result_shape(failed, plain)
             call = _bind(full_name, parse, body, shape)

@@ -12,6 +12,22 @@ from typing import Literal
 from runtime_cache.aclsim.failure import AclFailure
 
 When = Literal["call", "run"]
+# Functions whose work is queued, and so can fail at its turn.
+QUEUED = frozenset(
+    (
+        "acl.mdl.execute_async",
+        "acl.rt.memcpy_async",
+        "acl.rt.memset_async",
+        "acl.rt.record_event",
+        "acl.rt.stream_wait_event",
+    )
+)
+_functions: set[str] = set()
+
+
+def register(function: str) -> None:
+    """Makes a function known, so that a mistyped name in a script is found."""
+    _functions.add(function)
 
 
 @dataclass(slots=True)
@@ -77,8 +93,10 @@ def inject(function: str, *, code: int, call: int = 1, when: When = "call") -> F
         The fault; its `has_fired` tells later whether it struck.
 
     Raises:
-        ValueError: `call` below 1 or `code` 0.
+        ValueError: `call` below 1, `code` 0, or a function that does not exist or queues nothing.
     """
+    if function not in (_functions if when == "call" else QUEUED):
+        raise ValueError(f"{function} is no function that can fail at its {when}")
     if call < 1 or code == 0:
         raise ValueError("call counts from 1, and code 0 is success")
     fault = Fault(function, call, code, when)

@@ -81,18 +81,7 @@ class HostMemory:
 
     def is_pinned(self, address: int) -> bool:
         """Whether `address` lies in live pinned memory."""
-        with self._lock:
-            return self.live.covering(address) is not None
-
-    def check(self, address: int, count_bytes: int, code: int) -> None:
-        """Checks a range if it touches memory this object knows; foreign memory passes.
-
-        Raises:
-            AclFailure: `code`, if it runs past pinned memory or was freed.
-        """
-        with self._lock:
-            if self.live.knows(address):
-                self.live.find(address, count_bytes, code)
+        return self.live.covering(address) is not None
 
 
 class DeviceMemory:
@@ -280,7 +269,7 @@ class DeviceMemory:
     def _translate(self, address: int, count_bytes: int, code: int) -> int:
         """Host address of a range. Call with the lock held."""
         if address < DEVICE_BASE:
-            self._host_memory.check(address, count_bytes, code)
+            self._host_memory.live.check_if_known(address, count_bytes, code)
             return address
         allocation = self.live.find(address, count_bytes, code)
         return allocation.host + address - allocation.base
@@ -290,7 +279,7 @@ class DeviceMemory:
         ends = (dst, src)
         for end in ends:
             if not is_device_address(end):
-                self._host_memory.check(end, count_bytes, code)
+                self._host_memory.live.check_if_known(end, count_bytes, code)
         ranges = [(end, count_bytes) for end in ends if is_device_address(end)]
         with self.pinned(ranges, code) as hosts:
             translated = iter(hosts)

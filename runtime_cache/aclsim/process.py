@@ -86,7 +86,7 @@ class Process:
     """The process-wide state behind the module functions."""
 
     def __init__(self) -> None:
-        self.config = settings.current()
+        self.config = settings.SimSettings()  # until init
         self.num_inits = 0
         self.lock = threading.RLock()
         self.host_memory = HostMemory()

@@ -17,6 +17,7 @@ from runtime_cache.aclsim.codes import (
     RT_EVENT_SYNC_TIMEOUT,
     RT_INTERNAL_ERROR,
     RT_PARAM_INVALID,
+    RT_STREAM_CONTEXT,
     RT_STREAM_SYNC_TIMEOUT,
 )
 from runtime_cache.aclsim.failure import AclFailure
@@ -51,6 +52,7 @@ class Stream:
         self._submit_lock = threading.Lock()
         self._submitted = 0
         self._completed = 0
+        self._is_closed = False
         self._failure: AclFailure | None = None
         self._thread = threading.Thread(target=self._work_off, name=name, daemon=True)
         self._thread.start()
@@ -67,18 +69,33 @@ class Stream:
             function: the pyACL call it came from.
             work: what happens at its turn, unless the device is lost or a failure is scripted.
             on_done: called after the turn in any case; must not fail.
+
+        Raises:
+            AclFailure: 107003 if the stream was destroyed meanwhile.
         """
         scripted = faults.script.strike(function, "run")
         with self._submit_lock:
+            self._require_open()
             self._submitted += 1
             self._queue.put((function, work if scripted is None else _raising(scripted), on_done))
 
     def fence(self) -> threading.Lock:
-        """Returns a held lock that is released once all that was queued so far has happened."""
+        """Returns a held lock that is released once all that was queued so far has happened.
+
+        Raises:
+            AclFailure: 107003 if the stream was destroyed meanwhile.
+        """
         lock = threading.Lock()
         lock.acquire()
-        self._queue.put((_FENCE, lock.release, _nothing))
+        with self._submit_lock:
+            self._require_open()
+            self._queue.put((_FENCE, lock.release, _nothing))
         return lock
+
+    def _require_open(self) -> None:
+        """Nothing may follow the end of the queue: it would never have its turn."""
+        if self._is_closed:
+            raise AclFailure(RT_STREAM_CONTEXT, "the stream was destroyed by another thread")
 
     def synchronize(self, timeout_s: float = -1) -> None:
         """Blocks, without the GIL, until all that was queued so far has happened.
@@ -99,7 +116,9 @@ class Stream:
 
     def close(self) -> None:
         """Waits for the queued work and ends the thread."""
-        self._queue.put(None)
+        with self._submit_lock:
+            self._is_closed = True
+            self._queue.put(None)
         self._thread.join()
 
     def _work_off(self) -> None:

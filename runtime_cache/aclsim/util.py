@@ -31,5 +31,5 @@ def ptr_to_bytes(ptr: int, size: int) -> bytes:
     """A copy of host memory. A device address, which would crash on a card, gives b""."""
     if ptr == 0 or is_device_address(ptr):
         raise AclFailure(codes.INVALID_PARAM, f"{ptr:#x} is not readable from the host")
-    this_process().host_memory.check(ptr, size, codes.INVALID_PARAM)
+    this_process().host_memory.live.check_if_known(ptr, size, codes.INVALID_PARAM)
     return ctypes.string_at(ptr, size)

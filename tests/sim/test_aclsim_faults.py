@@ -91,6 +91,15 @@ def test_a_fresh_process_has_the_device_back() -> None:
         assert acl.rt.malloc(64, 0)[1] == 0
 
 
+@pytest.mark.parametrize(
+    ("function", "when"),
+    [("acl.rt.maloc", "call"), ("acl.rt.malloc", "run"), ("memcpy_async", "run")],
+)
+def test_mistyped_functions_are_refused(function: str, when: faults.When) -> None:
+    with pytest.raises(ValueError, match="is no function that can fail"):
+        faults.inject(function, code=1, when=when)
+
+
 @pytest.mark.parametrize(("call", "code"), [(0, 1), (1, 0)])
 def test_impossible_scripts_are_refused(call: int, code: int) -> None:
     with pytest.raises(ValueError, match="counts from 1"):

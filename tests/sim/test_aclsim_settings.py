@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime_cache.aclsim import settings
+from runtime_cache.aclsim import inspect, settings
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +67,13 @@ def test_unknown_names_are_refused() -> None:
 )
 def test_memory_kind_follows_the_soc(soc_name: str, has_hbm: bool) -> None:
     assert settings.SimSettings(soc_name=soc_name).has_hbm is has_hbm
+
+
+def test_a_wrong_environment_stops_configure_and_not_the_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RTCACHE_SIM_THREADS", "many")
+    inspect.power_cycle()
+    with pytest.raises(ValueError, match="expected int"):
+        settings.configure()
+    monkeypatch.undo()

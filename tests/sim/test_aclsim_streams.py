@@ -11,6 +11,8 @@ import pytest
 
 import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import inspect
+from runtime_cache.aclsim.failure import AclFailure
+from runtime_cache.aclsim.streams import Stream
 from tests.support.aclsim import (
     DEVICE_TO_DEVICE,
     DEVICE_TO_HOST,
@@ -164,6 +166,24 @@ def test_synchronize_lets_other_threads_run(stream: int) -> None:
         waiter.start()
         assert waiter.is_alive()
     waiter.join()
+
+
+def test_a_thread_that_still_holds_a_destroyed_stream_is_refused_and_does_not_hang() -> None:
+    stream = Stream("test", on_failure=lambda failure: None, lost=lambda: None)
+    stream.submit("acl.rt.memset_async", lambda: None)
+    stream.close()
+    with pytest.raises(AclFailure, match="107003"):
+        stream.fence()
+    with pytest.raises(AclFailure, match="107003"):
+        stream.submit("acl.rt.memset_async", lambda: None)
+
+
+def test_a_bug_in_the_simulation_surfaces_instead_of_hanging() -> None:
+    stream = Stream("test", on_failure=lambda failure: None, lost=lambda: None)
+    stream.submit("acl.rt.memset_async", lambda: print(1 / 0))
+    with pytest.raises(AclFailure, match=r"507000.*ZeroDivisionError"):
+        stream.synchronize()
+    stream.close()
 
 
 # --- failures of queued work ---
