@@ -76,7 +76,7 @@ def _shard_paths(directory: Path) -> list[Path]:
     try:
         weight_map: dict[str, Any] = json.loads(index.read_text("utf-8"))["weight_map"]
         names = {str(name) for name in weight_map.values()}
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConversionError(f"{index} is not a safetensors index: {error!r}") from error
     return [_existing(_inside(directory, name)) for name in sorted(names)]
 

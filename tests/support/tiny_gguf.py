@@ -1,0 +1,109 @@
+"""GGUF files of the tiny models, written as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from om_models.rope import inverse_frequencies, scaling_divisors
+from om_models.spec import ModelSpec
+from om_models.weights import EMBEDDING, FINAL_NORM, LM_HEAD
+from tests.support.tiny import random_weights
+
+_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_TOP = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", LM_HEAD: "output.weight"}
+
+
+def write_tiny_gguf(
+    path: Path,
+    spec: ModelSpec,
+    *,
+    seed: int = 0,
+    quantisation: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    architecture: str = "llama",
+    extra: dict[str, npt.NDArray[Any]] | None = None,
+) -> Path:
+    """Write weights and metadata; norms stay float32, as llama.cpp keeps them.
+
+    Args:
+        quantisation: of all matrices.
+        extra: more tensors, by their GGUF names.
+    """
+    writer = gguf.GGUFWriter(path, architecture)
+    _add_metadata(writer, spec)
+    for name, tensor in random_weights(spec, seed).items():
+        stored = _permuted(name, tensor, spec)
+        if tensor.ndim == 1 or quantisation == gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(gguf_name(name), stored)
+        else:
+            packed = gguf.quantize(stored, quantisation)
+            writer.add_tensor(gguf_name(name), packed, raw_dtype=quantisation)
+    if spec.rope_scaling is not None and spec.rope_scaling.kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", rope_divisors(spec))
+    for name, tensor in (extra or {}).items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_name(name: str) -> str:
+    """llama.cpp's name of a Hugging Face tensor."""
+    if name in _TOP:
+        return _TOP[name]
+    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
+    return f"blk.{layer}.{_PARTS[part]}.weight"
+
+
+def rope_divisors(spec: ModelSpec) -> npt.NDArray[np.float32]:
+    """What llama.cpp stores in place of the Llama 3 parameters."""
+    assert spec.rope_scaling is not None
+    plain = spec.rope_theta ** -(np.arange(0, spec.head_dim, 2) / spec.head_dim)
+    assert not np.allclose(plain, inverse_frequencies(spec))
+    return scaling_divisors(spec.rope_scaling, plain).astype(np.float32)
+
+
+def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+    writer.add_embedding_length(spec.hidden_size)
+    writer.add_feed_forward_length(spec.intermediate_size)
+    writer.add_block_count(spec.num_layers)
+    writer.add_context_length(spec.max_position)
+    writer.add_head_count(spec.num_heads)
+    writer.add_head_count_kv(spec.num_kv_heads)
+    writer.add_key_length(spec.head_dim)
+    writer.add_value_length(spec.head_dim)
+    writer.add_rope_dimension_count(spec.head_dim)
+    writer.add_layer_norm_rms_eps(spec.rms_eps)
+    writer.add_rope_freq_base(spec.rope_theta)
+    if spec.rope_scaling is not None and spec.rope_scaling.kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(spec.rope_scaling.factor)
+
+
+def _permuted(
+    name: str, tensor: npt.NDArray[np.float32], spec: ModelSpec
+) -> npt.NDArray[np.float32]:
+    """`LlamaModel.permute` of convert_hf_to_gguf.py, copied in meaning."""
+    heads = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads}
+    for part, num_heads in heads.items():
+        if f"{part}.weight" in name:
+            rows, columns = tensor.shape
+            split = tensor.reshape(num_heads, 2, rows // num_heads // 2, columns)
+            return np.ascontiguousarray(split.swapaxes(1, 2).reshape(rows, columns))
+    return tensor
