@@ -97,6 +97,16 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+def claim_endpoint(endpoint: str) -> SocketClaim | None:
+    """The right to an endpoint, taken before there is anything to serve; None for TCP.
+
+    Raises:
+        EndpointBusy, EndpointError: as `parse_endpoint` and `SocketClaim`.
+    """
+    address = parse_endpoint(endpoint)
+    return SocketClaim(address.path) if isinstance(address, IpcAddress) else None
+
+
 class SocketClaim:
     """The exclusive right to serve at a path, held from `SocketClaim(path)` to `release()`.
 

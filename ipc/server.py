@@ -115,6 +115,7 @@ class Server:
         socket_mode: permissions of an ipc socket file.
         max_queued_replies: per client; a client that leaves more unread is a slow reader.
         allow_remote_tcp: accept TCP hosts other than loopback.
+        claim: the right to an ipc path, if the caller took it before; `close` releases it.
         log: hears of refusals and failures.
     """
 
@@ -128,6 +129,7 @@ class Server:
         socket_mode: int = 0o660,
         max_queued_replies: int = 4096,
         allow_remote_tcp: bool = False,
+        claim: SocketClaim | None = None,
         log: LogHook | None = None,
     ) -> None:
         self._address = parse_endpoint(endpoint, allow_remote_tcp=allow_remote_tcp)
@@ -139,7 +141,7 @@ class Server:
         self._told: set[tuple[str, ClientRef]] = set()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
-        self._claim: SocketClaim | None = None
+        self._claim = claim
         self._pump: Pump | None = None
         self.endpoint = endpoint
         self.role = role
@@ -161,7 +163,7 @@ class Server:
             EndpointBusy: another daemon serves here.
             EndpointError: the endpoint cannot be bound. Nothing is left behind.
         """
-        if isinstance(self._address, IpcAddress):
+        if self._claim is None and isinstance(self._address, IpcAddress):
             self._claim = SocketClaim(self._address.path)
         try:
             self._context = zmq.Context(io_threads=1)

@@ -12,12 +12,14 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
 import uvloop
 
 from ipc.codec import Limits
+from ipc.endpoint import SocketClaim, claim_endpoint
 from ipc.errors import EndpointError
 from ipc.server import Role, Server
 from runtime_cache import __version__, config, log
@@ -29,6 +31,8 @@ from runtime_cache.runtime import Runtime
 from runtime_cache.service import Defaults, Service
 
 logger = structlog.get_logger(__name__)
+
+_ROLES: tuple[Role, ...] = ("user", "admin")
 
 EXIT_OK = 0
 EXIT_DEVICE = 1
@@ -62,25 +66,30 @@ async def serve(config: Config) -> int:
         ConfigError, EndpointError, DeviceError: the start failed; nothing is left open.
     """
     stop = _stop_on_signals()
-    servers: dict[str, Server] = {role: _server(config, role) for role in ("user", "admin")}
+    claims: dict[Role, SocketClaim | None] = {}
     try:
-        for server in servers.values():
-            server.claim()  # a second daemon on these sockets fails here, before it loads a model
+        # A second daemon on these sockets fails here, before it loads a model.
+        for role in _ROLES:
+            claims[role] = claim_endpoint(_endpoint(config, role))
         runtime = await Runtime.open(config)
         try:
-            code = await _serve(runtime, servers, stop)
+            code = await _serve(runtime, claims, stop)
         finally:
             await runtime.close()
     finally:
-        for server in servers.values():
-            await server.close()
+        for claim in claims.values():
+            if claim is not None:
+                claim.release()
     logger.info("stopped", exit_code=code)
     return code
 
 
-async def _serve(runtime: Runtime, servers: Mapping[str, Server], stop: asyncio.Event) -> int:
+async def _serve(
+    runtime: Runtime, claims: Mapping[Role, SocketClaim | None], stop: asyncio.Event
+) -> int:
     """From ready to drained; returns the exit code."""
     config, engine = runtime.config, runtime.engine
+    servers: dict[Role, Server] = {}
     service = Service(
         engine,
         Intake(runtime.tokenizer, runtime.chat_template, runtime.manifest.model.vocab_size),
@@ -88,31 +97,39 @@ async def _serve(runtime: Runtime, servers: Mapping[str, Server], stop: asyncio.
         Defaults(config.engine.default_max_tokens, config.engine.default_deadline_ms),
         send=lambda client, reply: servers[client.role].send(client, reply),
     )
-    for server in servers.values():
-        await server.start(service)
-    _log_ready(runtime, servers)
-    await _either(stop.wait(), asyncio.shield(engine.fatal))
-    is_broken = engine.fatal.done()
-    logger.info("draining", unfinished=len(engine.state.request_ids()), is_broken=is_broken)
-    num_cancelled = await engine.drain(0 if is_broken else config.ipc.drain_timeout_s)
+    async with AsyncExitStack() as stack:
+        for role in _ROLES:
+            servers[role] = _server(config, role, service, claims[role])
+            await stack.enter_async_context(servers[role])
+        _log_ready(runtime, servers)
+        await _either(stop.wait(), asyncio.shield(engine.fatal))
+        is_broken = engine.fatal.done()
+        logger.info("draining", unfinished=len(engine.state.request_ids()), is_broken=is_broken)
+        num_cancelled = await engine.drain(0 if is_broken else config.ipc.drain_timeout_s)
+        logger.info("drained", cancelled=num_cancelled)
     service.close()
-    logger.info("drained", cancelled=num_cancelled)
     return EXIT_BROKEN if is_broken else EXIT_OK
 
 
-def _server(config: Config, role: Role) -> Server:
-    ipc = config.ipc
-    is_admin = role == "admin"
+def _endpoint(config: Config, role: Role) -> str:
+    if role == "user":
+        return config.ipc.endpoint
+    return config.ipc.admin_endpoint or f"{config.ipc.endpoint}.admin"
+
+
+def _server(config: Config, role: Role, service: Service, claim: SocketClaim | None) -> Server:
     return Server(
-        ipc.admin_endpoint or f"{ipc.endpoint}.admin" if is_admin else ipc.endpoint,
+        _endpoint(config, role),
+        service,
         role=role,
-        limits=Limits(max_message_bytes=ipc.max_message_bytes),
-        socket_mode=0o600 if is_admin else int(ipc.socket_mode, 8),
+        limits=Limits(max_message_bytes=config.ipc.max_message_bytes),
+        socket_mode=0o600 if role == "admin" else int(config.ipc.socket_mode, 8),
+        claim=claim,
         log=lambda event, fields: logger.warning(event, **fields),
     )
 
 
-def _log_ready(runtime: Runtime, servers: Mapping[str, Server]) -> None:
+def _log_ready(runtime: Runtime, servers: Mapping[Role, Server]) -> None:
     logger.info(
         "ready",
         model=runtime.manifest.name,

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ipc import messages as wire
-from ipc.server import Server
+from ipc.server import Role, Server
 from runtime_cache import __version__
 from runtime_cache.cache.results import CacheEntry
 from runtime_cache.runtime import Runtime
@@ -30,7 +30,7 @@ class DaemonFacts:
         bytes_per_block: device memory of one block.
     """
 
-    def __init__(self, runtime: Runtime, servers: Mapping[str, Server]) -> None:
+    def __init__(self, runtime: Runtime, servers: Mapping[Role, Server]) -> None:
         self._runtime = runtime
         self._servers = servers
         self._started_s = time.monotonic()

@@ -1,6 +1,6 @@
 """What kind of device is simulated. Frozen; chosen before `acl.init`.
 
-Defaults < environment (`RTCACHE_SIM_<FIELD>`) < `configure(...)`. Nothing here is part of pyACL.
+Defaults < environment (`RTCACHE_ACLSIM_<FIELD>`) < `configure(...)`. Nothing here is part of pyACL.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-ENV_PREFIX = "RTCACHE_SIM_"
+ENV_PREFIX = "RTCACHE_ACLSIM_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class SimSettings:
 
 
 def from_environment(environ: Mapping[str, str]) -> SimSettings:
-    """Reads `RTCACHE_SIM_*`.
+    """Reads `RTCACHE_ACLSIM_*`.
 
     Raises:
         ValueError: an unknown variable with the prefix, or a value of the wrong type.

@@ -34,6 +34,7 @@ class CacheManager:
         block_size: tokens per block.
         root: where the hash chains of new requests start.
         counters: see `CacheCounters`.
+        now_s: the time of the event in work; set by the engine, for the ages of entries alone.
         max_registered_blocks: how many blocks registrations may hold together.
     """
 
@@ -68,6 +69,7 @@ class CacheManager:
         self.block_size = block_size
         self.root = root
         self.counters = CacheCounters()
+        self.now_s = 0.0
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex()
         self.max_registered_blocks = (
@@ -76,7 +78,6 @@ class CacheManager:
         self._low_watermark_blocks = low_watermark_blocks
         self._is_enabled = is_enabled
         self._registrations: dict[PrefixId, Registration] = {}
-        self._tick = 0
 
     # -- gauges -------------------------------------------------------------------------------
 
@@ -153,7 +154,6 @@ class CacheManager:
         if num_new > self.num_available - num_unparked:
             return None
         table = BlockTable(self.block_size, self.num_blocks_for(max(num_tokens, max_tokens)))
-        self._tick += 1
         for block in match.blocks:
             self._reuse(table, block)
         table.num_committed = len(match.blocks)
@@ -282,7 +282,7 @@ class CacheManager:
             if registration.blocks:
                 ids_by_block.setdefault(registration.blocks[-1], []).append(registration.prefix_id)
         nodes = [n for n in self.index if n.num_children == 0 or n.block in ids_by_block]
-        nodes.sort(key=lambda node: node.last_used, reverse=True)
+        nodes.sort(key=lambda node: node.last_used_s, reverse=True)
         return [self._entry(node, tuple(ids_by_block.get(node.block, ()))) for node in nodes]
 
     def _entry(self, node: PrefixNode, prefix_ids: tuple[PrefixId, ...]) -> CacheEntry:
@@ -292,7 +292,8 @@ class CacheManager:
             num_blocks=node.num_blocks,
             num_holds=self.pool.num_holds(node.block),
             num_hits=node.num_hits,
-            last_used=node.last_used,
+            created_s=node.created_s,
+            last_used_s=node.last_used_s,
             prefix_ids=prefix_ids,
         )
 
@@ -302,7 +303,7 @@ class CacheManager:
         node = self._node_of(block)
         self._hold(node)
         node.num_hits += 1
-        node.last_used = self._tick
+        node.last_used_s = self.now_s
         table.append(block)
 
     def _append_new(self, table: BlockTable, num_new: int) -> None:
@@ -317,7 +318,7 @@ class CacheManager:
         block = table.blocks[position]
         twin = self.index.get(key.digest)
         if twin is None:
-            self.index.insert(key, block, parent, self._tick)
+            self.index.insert(key, block, parent, self.now_s)
             self.counters.inserted_blocks += 1
             return True
         if not twin.is_same(key, parent):

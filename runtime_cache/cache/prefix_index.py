@@ -31,14 +31,16 @@ class PrefixNode:
         num_blocks: length of the prefix that ends here [blocks].
         num_children: indexed blocks that directly follow this one.
         num_hits: how often a request was admitted with this block.
-        last_used: the manager's tick of the last hit, or of the insertion.
+        created_s: when it was inserted, on the clock of the engine's events.
+        last_used_s: when it was last hit, or inserted.
     """
 
     key: BlockKey
     block: BlockId
     parent: PrefixNode | None
     num_blocks: int
-    last_used: int
+    created_s: float
+    last_used_s: float
     num_children: int = 0
     num_hits: int = 0
 
@@ -100,7 +102,7 @@ class PrefixIndex:
         return nodes
 
     def insert(
-        self, key: BlockKey, block: BlockId, parent: PrefixNode | None, tick: int
+        self, key: BlockKey, block: BlockId, parent: PrefixNode | None, now_s: float
     ) -> PrefixNode:
         """Index a held block behind `parent`.
 
@@ -113,7 +115,7 @@ class PrefixIndex:
         if parent is not None and self._by_block.get(parent.block) is not parent:
             raise InternalError(f"the parent of block {block} is not indexed")
         num_blocks = 1 if parent is None else parent.num_blocks + 1
-        node = PrefixNode(key, block, parent, num_blocks, last_used=tick)
+        node = PrefixNode(key, block, parent, num_blocks, created_s=now_s, last_used_s=now_s)
         self._by_digest[key.digest] = node
         self._by_block[block] = node
         if parent is not None:

@@ -48,7 +48,8 @@ class CacheEntry:
         digest: chain digest of its last block (hexadecimal).
         num_holds: holds on its last block, by requests and registrations.
         num_hits: admissions that reused its last block.
-        last_used: tick of the last of them; larger is later.
+        created_s: when its last block was committed, on the clock of the engine's events.
+        last_used_s: when it was last reused, or committed.
         prefix_ids: the registrations that end here.
     """
 
@@ -57,7 +58,8 @@ class CacheEntry:
     num_blocks: int
     num_holds: int
     num_hits: int
-    last_used: int
+    created_s: float
+    last_used_s: float
     prefix_ids: tuple[PrefixId, ...]
 
 

@@ -159,7 +159,7 @@ class EngineState:
         """
         self._out = []
         if not isinstance(event, PrefixReleased | EvictAsked):
-            self._now_s = max(self._now_s, event.now_s)
+            self._now_s = self._cache.now_s = max(self._now_s, event.now_s)
         self._apply(event)
         for request_id in self._deadlines.expired(self._now_s):
             self._counters.expired += 1

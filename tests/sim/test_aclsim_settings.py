@@ -18,9 +18,9 @@ def _restored() -> Iterator[None]:
 def test_environment_overrides_defaults_and_configure_overrides_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("RTCACHE_SIM_MEMORY_BYTES", "1073741824")
-    monkeypatch.setenv("RTCACHE_SIM_SOC_NAME", "Ascend310B4")
-    monkeypatch.setenv("RTCACHE_SIM_SPIN", "1")
+    monkeypatch.setenv("RTCACHE_ACLSIM_MEMORY_BYTES", "1073741824")
+    monkeypatch.setenv("RTCACHE_ACLSIM_SOC_NAME", "Ascend310B4")
+    monkeypatch.setenv("RTCACHE_ACLSIM_SPIN", "1")
     configured = settings.configure(soc_name="Ascend910B2")
     assert configured == settings.SimSettings(
         memory_bytes=1 << 30, soc_name="Ascend910B2", spin=True
@@ -36,11 +36,11 @@ def test_configure_without_arguments_forgets_earlier_changes() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("RTCACHE_SIM_MEMROY_BYTES", "1", "no such setting"),
-        ("RTCACHE_SIM_THREADS", "two", "expected int"),
-        ("RTCACHE_SIM_THREADS", "-1", "expected int"),
-        ("RTCACHE_SIM_SPIN", "2", "expected bool"),
-        ("RTCACHE_SIM_RUN_MODE", "2", "run_mode must be 0 or 1"),
+        ("RTCACHE_ACLSIM_MEMROY_BYTES", "1", "no such setting"),
+        ("RTCACHE_ACLSIM_THREADS", "two", "expected int"),
+        ("RTCACHE_ACLSIM_THREADS", "-1", "expected int"),
+        ("RTCACHE_ACLSIM_SPIN", "2", "expected bool"),
+        ("RTCACHE_ACLSIM_RUN_MODE", "2", "run_mode must be 0 or 1"),
     ],
 )
 def test_a_wrong_environment_is_refused(variable: str, value: str, message: str) -> None:
@@ -72,7 +72,7 @@ def test_memory_kind_follows_the_soc(soc_name: str, has_hbm: bool) -> None:
 def test_a_wrong_environment_stops_configure_and_not_the_import(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("RTCACHE_SIM_THREADS", "many")
+    monkeypatch.setenv("RTCACHE_ACLSIM_THREADS", "many")
     inspect.power_cycle()
     with pytest.raises(ValueError, match="expected int"):
         settings.configure()

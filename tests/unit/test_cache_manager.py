@@ -390,15 +390,20 @@ def test_a_replaced_registration_does_not_count_twice(make_cache: MakeCache) -> 
 
 def test_entries_show_leaves_and_registered_prefixes(make_cache: MakeCache) -> None:
     cache = make_cache(10)
-    register(cache, P1, range(5))  # block 1, tick 1
-    serve(cache, range(9))  # 1 <- 3, tick 2
-    serve(cache, range(20, 25))  # tick 3
+    cache.now_s = 1.0
+    register(cache, P1, range(5))  # block 1
+    cache.now_s = 2.0
+    serve(cache, range(9))  # 1 <- 3
+    cache.now_s = 3.0
+    serve(cache, range(20, 25))
     digests = [key.digest.hex() for key in chain_of(range(8)).keys]
     other = chain_of(range(20, 25)).keys[0].digest.hex()
     assert cache.entries() == [
-        CacheEntry(other, 4, 1, num_holds=0, num_hits=0, last_used=3, prefix_ids=()),
-        CacheEntry(digests[0], 4, 1, num_holds=1, num_hits=1, last_used=2, prefix_ids=(P1,)),
-        CacheEntry(digests[1], 8, 2, num_holds=0, num_hits=0, last_used=2, prefix_ids=()),
+        CacheEntry(other, 4, 1, 0, num_hits=0, created_s=3.0, last_used_s=3.0, prefix_ids=()),
+        CacheEntry(
+            digests[0], 4, 1, 1, num_hits=1, created_s=1.0, last_used_s=2.0, prefix_ids=(P1,)
+        ),
+        CacheEntry(digests[1], 8, 2, 0, num_hits=0, created_s=2.0, last_used_s=2.0, prefix_ids=()),
     ]
 
 

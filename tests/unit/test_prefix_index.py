@@ -17,7 +17,9 @@ def index_of_three() -> tuple[PrefixIndex, list[PrefixNode]]:
     index = PrefixIndex()
     nodes: list[PrefixNode] = []
     for i, key in enumerate(KEYS):
-        nodes.append(index.insert(key, BlockId(i + 1), nodes[-1] if nodes else None, tick=i))
+        nodes.append(
+            index.insert(key, BlockId(i + 1), nodes[-1] if nodes else None, now_s=float(i))
+        )
     return index, nodes
 
 
@@ -30,7 +32,7 @@ def test_inserted_blocks_are_found_by_digest_and_block() -> None:
     assert index.node_of(BlockId(4)) is None
     assert [node.num_blocks for node in nodes] == [1, 2, 3]
     assert [node.num_children for node in nodes] == [1, 1, 0]
-    assert [node.last_used for node in nodes] == [0, 1, 2]
+    assert [node.last_used_s for node in nodes] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("max_blocks", "blocks"), [(0, []), (1, [1]), (2, [1, 2]), (9, [1, 2, 3])])
@@ -95,11 +97,11 @@ def test_a_parent_before_its_child_in_the_queue_is_our_bug() -> None:
 def test_a_digest_or_block_is_indexed_once() -> None:
     index, nodes = index_of_three()
     with pytest.raises(InternalError, match="indexed already"):
-        index.insert(KEYS[0], BlockId(9), None, tick=0)
+        index.insert(KEYS[0], BlockId(9), None, now_s=0.0)
     with pytest.raises(InternalError, match="indexed already"):
-        index.insert(BlockKey(BlockHash(b"x"), b""), BlockId(1), None, tick=0)
+        index.insert(BlockKey(BlockHash(b"x"), b""), BlockId(1), None, now_s=0.0)
     index.park(nodes[2])
     gone = index.evict_oldest()
     with pytest.raises(InternalError, match="parent of block 9 is not indexed"):
-        index.insert(BlockKey(BlockHash(b"x"), b""), BlockId(9), gone, tick=0)
+        index.insert(BlockKey(BlockHash(b"x"), b""), BlockId(9), gone, now_s=0.0)
     assert len(index) == 2

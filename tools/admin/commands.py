@@ -36,7 +36,7 @@ class List:
     example: rtcache-admin list --limit 20
     """
 
-    name = "list"
+    name: ClassVar = "list"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -74,7 +74,7 @@ class Evict:
               rtcache-admin evict --blocks 100
     """
 
-    name = "evict"
+    name: ClassVar = "evict"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         what = parser.add_mutually_exclusive_group(required=True)
@@ -96,7 +96,7 @@ class Stats:
     example: rtcache-admin stats --json
     """
 
-    name = "stats"
+    name: ClassVar = "stats"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """None."""
@@ -119,7 +119,7 @@ class Register:
     example: rtcache-admin register system_prompt.txt
     """
 
-    name = "register"
+    name: ClassVar = "register"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("file", help="text file, or - for standard input")
@@ -140,7 +140,7 @@ class Release:
     example: rtcache-admin release p-0123456789abcdef0123456789abcdef
     """
 
-    name = "release"
+    name: ClassVar = "release"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("prefix_id", help="as printed by register or list")
