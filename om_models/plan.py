@@ -92,7 +92,7 @@ def make_plan(spec: ModelSpec, options: ConvertOptions) -> Plan:
     """
     dtype = options.dtype or DEFAULT_DTYPE[options.target]
     gears = _gear_plan(spec, options)
-    kv = _kv_spec(spec, dtype, options)
+    kv = _kv_spec(spec, dtype, gears.max_past, options)
     if kv.num_slots < gears.max_past + 2 * SLOT_MULTIPLE:
         raise ConversionError(
             f"a KV pool of {kv.num_slots} tokens does not hold one sequence of {gears.max_past}"
@@ -157,11 +157,11 @@ def _check_explicit_gears(plan: GearPlan, options: ConvertOptions) -> None:
         )
 
 
-def _kv_spec(spec: ModelSpec, dtype: Dtype, options: ConvertOptions) -> KvSpec:
+def _kv_spec(spec: ModelSpec, dtype: Dtype, context: int, options: ConvertOptions) -> KvSpec:
     item_bytes = np.dtype(dtype).itemsize
     row_elements = _round_up(spec.kv_dim, ROW_ALIGNMENT_BYTES // item_bytes)
     token_bytes = 2 * spec.num_layers * row_elements * item_bytes
-    num_slots = _num_slots(token_bytes, options)
+    num_slots = _num_slots(token_bytes, context, options)
     elements = num_slots * 2 * spec.num_layers * row_elements
     num_groups = options.num_kv_groups or _num_groups(spec.num_layers, elements)
     if spec.num_layers % num_groups:
@@ -175,12 +175,14 @@ def _kv_spec(spec: ModelSpec, dtype: Dtype, options: ConvertOptions) -> KvSpec:
     )
 
 
-def _num_slots(token_bytes: int, options: ConvertOptions) -> int:
+def _num_slots(token_bytes: int, context: int, options: ConvertOptions) -> int:
     if options.kv_tokens is not None and options.kv_bytes is not None:
         raise ConversionError("--kv-tokens and --kv-capacity exclude each other")
     if options.kv_tokens is not None:
         return _round_up(options.kv_tokens, SLOT_MULTIPLE)
-    capacity = options.kv_bytes or DEFAULT_KV_BYTES[options.target]
+    # A default must serve any model: room for two whole sequences at the least.
+    smallest_bytes = 2 * (context + SLOT_MULTIPLE) * token_bytes
+    capacity = options.kv_bytes or max(DEFAULT_KV_BYTES[options.target], smallest_bytes)
     return capacity // token_bytes // SLOT_MULTIPLE * SLOT_MULTIPLE
 
 
