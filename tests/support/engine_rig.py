@@ -223,11 +223,14 @@ class EngineRig:
     def release_prefix(self, prefix_id: str) -> None:
         self.handle(PrefixReleased(PrefixId(prefix_id)))
 
-    def step_done(self, seconds: float = 1.0) -> None:
-        """The step in flight runs and is done."""
+    def step_done(
+        self, seconds: float = 1.0, *, samples: tuple[Sampled, ...] | None = None
+    ) -> None:
+        """The step in flight runs and is done; the model may be overruled by `samples`."""
         batch = self._take_batch()
         self.now_s += seconds
-        self.handle(StepDone(batch.step_id, self.pool.run(batch), self.now_s))
+        sampled = self.pool.run(batch)
+        self.handle(StepDone(batch.step_id, samples or sampled, self.now_s))
 
     def step_failed(self, *, retryable: bool = True) -> None:
         """The step in flight fails."""
