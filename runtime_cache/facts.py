@@ -16,6 +16,7 @@ from ipc import messages as wire
 from ipc.server import Role, Server
 from runtime_cache import __version__
 from runtime_cache.cache.results import CacheEntry
+from runtime_cache.engine.snapshot import EngineSnapshot
 from runtime_cache.runtime import Runtime
 
 _LIBRARIES = ("numpy", "pyzmq", "tokenizers", "uvloop", "onnxruntime")
@@ -73,6 +74,7 @@ class DaemonFacts:
     def stats(self) -> dict[str, Any]:
         """Section → name → value."""
         runtime = self._runtime
+        snapshot = runtime.engine.state.snapshot()
         return {
             "daemon": {
                 "version": __version__,
@@ -81,9 +83,14 @@ class DaemonFacts:
                 "soc": runtime.soc_name,
                 "model": runtime.manifest.name,
             },
-            "pool": self._pool(),
-            "cache": asdict(runtime.cache.counters),
-            "engine": asdict(runtime.engine.state.snapshot()),
+            "pool": self._pool(snapshot),
+            "cache": asdict(snapshot.cache),
+            "engine": {
+                "num_waiting": snapshot.num_waiting,
+                "num_running": snapshot.num_running,
+                "is_draining": snapshot.is_draining,
+                **asdict(snapshot.engine),
+            },
             "device": {role: asdict(c) for role, c in runtime.executor.counters.items()},
             "ipc": {role: _server(server) for role, server in self._servers.items()},
         }
@@ -91,16 +98,17 @@ class DaemonFacts:
     def _uptime_s(self) -> float:
         return round(time.monotonic() - self._started_s, 3)
 
-    def _pool(self) -> dict[str, int]:
-        cache = self._runtime.cache
+    def _pool(self, snapshot: EngineSnapshot) -> dict[str, int]:
+        """Live, cached and free blocks always add up to all blocks."""
         return {
-            "num_blocks": cache.num_usable,
-            "live_blocks": cache.num_live,
-            "cached_blocks": cache.num_evictable,
-            "free_blocks": cache.num_free,
+            "num_blocks": snapshot.num_usable_blocks,
+            "live_blocks": snapshot.num_live_blocks,
+            "cached_blocks": snapshot.num_evictable_blocks,
+            "free_blocks": snapshot.num_free_blocks,
+            "registered_prefixes": snapshot.num_registered_prefixes,
             "block_size": self.block_size,
             "bytes_per_block": self.bytes_per_block,
-            "capacity_tokens": cache.num_usable * self.block_size,
+            "capacity_tokens": snapshot.num_usable_blocks * self.block_size,
         }
 
     def _entry(self, entry: CacheEntry, now_s: float) -> wire.Entry:

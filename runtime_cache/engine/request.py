@@ -114,8 +114,8 @@ class Usage:
 
     Attributes:
         prompt_tokens: tokens of the prompt.
-        cached_tokens: those of them whose KV came from the cache when the request was first admitted.
-        prefilled_tokens: token rows computed for the prompt, recomputation after a preemption included.
+        cached_tokens: those of them whose KV came from the cache when it was first admitted.
+        prefilled_tokens: token rows computed for the prompt, after a preemption once more.
         completion_tokens: answer tokens.
         queue_s: from arrival to the first step.
         ttft_s: from arrival to the first answer token; None if there was none.

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from runtime_cache import __version__
+from runtime_cache import __version__, log
+from runtime_cache.config import LogConfig
 from runtime_cache.errors import RuntimeCacheError
 from tools.bench import step, ttft
 
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark; exit code 0, or 1 if it could not be run."""
     args = _parser().parse_args(argv)
     out = Console(stderr=args.json)  # with --json, only the result goes to standard output
+    log.configure(LogConfig(level="warning"))
     try:
         result = BENCHMARKS[args.name].run(args, out)
     except RuntimeCacheError as error:

@@ -83,6 +83,7 @@ class _StepBench:
         self._next_id = 1
         self._engine = EngineLoop(runtime.engine.state, self._run_step)
         self._started: list[tuple[float, StepBatch]] = []
+        self._full: list[tuple[float, StepBatch]] = []
 
     async def step_us(self, batch: int) -> float:
         """Median time per decode step with `batch` answers at once [microseconds]."""
@@ -92,13 +93,14 @@ class _StepBench:
         for index, end in enumerate(ends):
             self._engine.submit(self._request(index), partial(_note_end, end))
         await asyncio.gather(*ends)
-        full = [(start_s, step) for start_s, step in self._started if len(step.rows) == batch]
-        full = [(start_s, step) for start_s, step in full if step.role == "decode"]
-        return statistics.median(b[0] - a[0] for a, b in pairwise(full)) * 1e6
+        # The answers begin one after the other, so the first and last steps are not full ones.
+        decodes = [(s, step) for s, step in self._started if step.role == "decode"]
+        self._full = [(s, step) for s, step in decodes if len(step.rows) == batch]
+        return statistics.median(b[0] - a[0] for a, b in pairwise(self._full)) * 1e6
 
     async def floor_us(self) -> float:
-        """Median time of the last step of `step_us`, repeated without an engine [microseconds]."""
-        times, (_, batch) = [], self._started[-1]
+        """Median time of the last full step of `step_us`, repeated alone [microseconds]."""
+        times, (_, batch) = [], self._full[-1]
         for _ in range(self._num_tokens):
             start_s = time.perf_counter()
             await self._runtime.run_step(batch)
