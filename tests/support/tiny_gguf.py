@@ -8,11 +8,12 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+from tokenizers import pre_tokenizers
 
 from om_models.rope import inverse_frequencies, scaling_divisors
 from om_models.spec import ModelSpec
 from om_models.weights import EMBEDDING, FINAL_NORM, LM_HEAD
-from tests.support.tiny import random_weights
+from tests.support.tiny import BOS, EOS, random_weights
 
 _PARTS = {
     "input_layernorm": "attn_norm",
@@ -45,6 +46,7 @@ def write_tiny_gguf(
     """
     writer = gguf.GGUFWriter(path, architecture)
     _add_metadata(writer, spec)
+    _add_tokenizer(writer)
     for name, tensor in random_weights(spec, seed).items():
         stored = _permuted(name, tensor, spec)
         if tensor.ndim == 1 or quantisation == gguf.GGMLQuantizationType.F32:
@@ -94,6 +96,20 @@ def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     if spec.rope_scaling is not None and spec.rope_scaling.kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(spec.rope_scaling.factor)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """Byte-level; the one merge, without which no vocabulary is whole, takes a letter's place."""
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet())[:-1], "ab"]
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*letters, "<s>", "</s>"])
+    writer.add_token_types([normal] * len(letters) + [control] * 2)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(EOS)
+    writer.add_add_bos_token(True)
 
 
 def _permuted(

@@ -1,0 +1,219 @@
+"""The whole conversion with the software device's compiler, and its command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from om_models.bundle import load_bundle
+from om_models.convert import convert, convert_export, export_only
+from om_models.plan import ConvertOptions, Plan
+from runtime_cache.errors import BundleError, ConversionError
+from tests.support.tiny import BOS, EOS, TINY_OPTIONS, Silent, tiny_spec, write_checkpoint
+from tests.support.tiny_gguf import write_tiny_gguf
+from tools.convert_model import main
+
+GEARS = "prefill=8@32,64 decode=1,2@32,64"
+SMALL = ["--kv-tokens", "256", "--gears", GEARS]
+
+
+class Recorder(Silent):
+    """Remembers stages and the last progress of each."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.last: dict[str, tuple[int, int]] = {}
+        self.plan: Plan | None = None
+
+    def planned(self, plan: Plan, spec_name: str) -> None:
+        self.plan = plan
+
+    def stage(self, title: str) -> None:
+        self.stages.append(title)
+
+    def progress(self, done: int, total: int) -> None:
+        self.last[self.stages[-1]] = (done, total)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "tiny-llama")
+
+
+def digest_of(source: Path, output: Path, **options: object) -> str:
+    changed = {**vars(TINY_OPTIONS), **options}
+    return convert(str(source), output, ConvertOptions(**changed), Silent()).manifest.digest
+
+
+def test_a_checkpoint_becomes_a_bundle(checkpoint: Path, tmp_path: Path):
+    recorder = Recorder()
+    made = convert(str(checkpoint), tmp_path / "bundle", TINY_OPTIONS, recorder)
+    bundle = load_bundle(tmp_path / "bundle")
+    assert bundle == made
+    manifest = bundle.manifest
+    assert sorted(manifest.files) == ["model.om", "tokenizer.json"]
+    assert (manifest.name, manifest.target, manifest.layout) == ("tiny-llama", "sim", "fused")
+    assert manifest.model == tiny_spec()
+    assert (manifest.bos_token_id, manifest.eos_token_ids) == (BOS, (EOS,))
+    assert (manifest.max_model_len, manifest.kv.num_slots) == (128, 1024)
+    assert recorder.stages == ["tokenizer", "weights and graph", "compile model.om", "manifest"]
+    assert recorder.last == {"weights and graph": (2, 2), "compile model.om": (10, 10)}
+
+
+def test_split_layout_compiles_two_models(checkpoint: Path, tmp_path: Path):
+    options = ConvertOptions(**{**vars(TINY_OPTIONS), "layout": "split"})
+    recorder = Recorder()
+    manifest = convert(str(checkpoint), tmp_path / "bundle", options, recorder).manifest
+    assert sorted(manifest.files) == ["decode.om", "prefill.om", "tokenizer.json"]
+    assert recorder.stages[2:4] == ["compile prefill.om", "compile decode.om"]
+    assert recorder.last["compile prefill.om"] == (4, 4)
+    assert recorder.last["compile decode.om"] == (6, 6)
+
+
+def test_the_digest_is_that_of_weights_and_layout_alone(checkpoint: Path, tmp_path: Path):
+    sharded = write_checkpoint(tmp_path / "other name", num_shards=3)
+    packed = write_tiny_gguf(tmp_path / "m.gguf", tiny_spec())
+    base = digest_of(checkpoint, tmp_path / "b0")
+    same = [
+        digest_of(sharded, tmp_path / "b1", gears=GEARS, kv_tokens=256),
+        digest_of(packed, tmp_path / "b2", layout="split", soc_version="Ascend310B4"),
+        digest_of(checkpoint, tmp_path / "b3", index_dtype="int64"),
+    ]
+    assert set(same) == {base}
+    others = [
+        digest_of(checkpoint, tmp_path / "b4", dtype="float16"),
+        digest_of(checkpoint, tmp_path / "b5", num_kv_groups=2),
+        digest_of(write_checkpoint(tmp_path / "seed", seed=1), tmp_path / "b6"),
+    ]
+    assert len({base, *others}) == 4
+
+
+def test_export_here_compile_there(checkpoint: Path, tmp_path: Path):
+    export = tmp_path / "export"
+    draft = export_only(str(checkpoint), export, TINY_OPTIONS, Silent())
+    assert sorted(path.name for path in export.iterdir()) == [
+        "atc.sh",
+        "export.json",
+        "model.onnx",
+        "model.onnx.data",
+        "tokenizer.json",
+    ]
+    script = (export / "atc.sh").read_text()
+    assert "atc --framework=5 --model=model.onnx --output=model " in script
+    moved = export.rename(tmp_path / "moved")
+    bundle = convert_export(moved, tmp_path / "bundle", None, Silent())
+    direct = convert(str(checkpoint), tmp_path / "direct", TINY_OPTIONS, Silent())
+    assert bundle.manifest.digest == draft.digest == direct.manifest.digest
+    assert sorted(bundle.manifest.files) == ["model.om", "tokenizer.json"]
+    assert moved.is_dir()
+
+
+def test_an_export_may_be_compiled_for_another_soc(checkpoint: Path, tmp_path: Path):
+    export_only(str(checkpoint), tmp_path / "export", TINY_OPTIONS, Silent())
+    bundle = convert_export(tmp_path / "export", tmp_path / "bundle", "Ascend310B4", Silent())
+    assert bundle.manifest.soc_version == "Ascend310B4"
+
+
+@pytest.mark.parametrize("name", ["export.json", "model.onnx", "model.onnx.data", "tokenizer.json"])
+def test_an_incomplete_export(checkpoint: Path, tmp_path: Path, name: str):
+    export_only(str(checkpoint), tmp_path / "export", TINY_OPTIONS, Silent())
+    (tmp_path / "export" / name).unlink()
+    with pytest.raises(ConversionError, match=name.replace(".", r"\.")):
+        convert_export(tmp_path / "export", tmp_path / "bundle", None, Silent())
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_refusing_compiler_leaves_nothing(checkpoint: Path, tmp_path: Path):
+    options = ConvertOptions(**{**vars(TINY_OPTIONS), "soc_version": "Ascend999"})
+    with pytest.raises(ConversionError, match="Ascend999"):
+        convert(str(checkpoint), tmp_path / "out" / "bundle", options, Silent())
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_ascend_bundle_needs_atc_before_any_work(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PATH", "")
+    options = ConvertOptions(target="ascend", soc_version="Ascend310B4")
+    recorder = Recorder()
+    with pytest.raises(ConversionError, match="atc is not on the PATH"):
+        convert(str(checkpoint), tmp_path / "bundle", options, recorder)
+    assert recorder.stages == []
+
+
+def test_only_exports_and_bundles_are_replaced(checkpoint: Path, tmp_path: Path):
+    with pytest.raises(BundleError, match="not overwritten"):
+        convert(str(checkpoint), checkpoint, TINY_OPTIONS, Silent())
+    with pytest.raises(BundleError, match="not overwritten"):
+        export_only(str(checkpoint), checkpoint, TINY_OPTIONS, Silent())
+    assert (checkpoint / "model.safetensors").is_file()
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_command_in_a_path_with_a_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    checkpoint = write_checkpoint(tmp_path / "my models" / "tiny")
+    output = tmp_path / "my bundles" / "tiny"
+    assert main([str(checkpoint), "--output", str(output), "--json", *SMALL]) == 0
+    printed = capsys.readouterr()
+    summary = json.loads(printed.out)
+    bundle = load_bundle(output)
+    assert summary["digest"] == bundle.manifest.digest
+    assert (summary["kv_tokens"], summary["max_model_len"]) == (256, 64)
+    assert "256 tokens of 256 bytes" in printed.err
+    assert "2 prefill, 4 decode (batch up to 2)" in printed.err
+
+
+def test_command_makes_the_null_bundle(tmp_path: Path):
+    assert main(["null", "--output", str(tmp_path / "null"), "--gears", GEARS]) == 0
+    manifest = load_bundle(tmp_path / "null").manifest
+    assert (manifest.name, manifest.kv.num_slots, manifest.dtype) == ("null", 65536, "float32")
+    assert manifest.kv.row_elements * 2 * 4 == 128
+
+
+def test_command_exports_and_goes_on(checkpoint: Path, tmp_path: Path):
+    export, output = str(tmp_path / "export"), str(tmp_path / "bundle")
+    assert main([str(checkpoint), "--output", export, "--export-only", *SMALL]) == 0
+    assert main([export, "--output", output, "--from-export"]) == 0
+    assert load_bundle(Path(output)).manifest.max_model_len == 64
+
+
+def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(write_tiny_gguf(tmp_path / "m.gguf", tiny_spec()).read_bytes()[:-100])
+    assert main([str(path), "--output", str(tmp_path / "bundle")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "cut.gguf is" in printed.err.replace("\n", " ")
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("text", "num_slots"), [("64KiB", 256), ("0.125 MiB", 512), ("65536", 256), ("1mb", 4096)]
+)
+def test_sizes(checkpoint: Path, tmp_path: Path, text: str, num_slots: int):
+    arguments = [str(checkpoint), "--output", str(tmp_path / "e"), "--export-only"]
+    assert main([*arguments, "--context", "64", "--kv-capacity", text]) == 0
+    draft = msgspec.json.decode((tmp_path / "e" / "export.json").read_bytes())
+    assert draft["kv"]["num_slots"] == num_slots
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--kv-capacity", "4 apples"],
+        ["--kv-capacity", "0"],
+        ["--context", "-1"],
+        ["--max-batch", "x"],
+        ["--export-only", "--from-export"],
+        ["--dtype", "int8"],
+    ],
+)
+def test_wrong_arguments_stop_at_once(tmp_path: Path, arguments: list[str]):
+    with pytest.raises(SystemExit) as caught:
+        main(["null", "--output", str(tmp_path / "x"), *arguments])
+    assert caught.value.code == 2
