@@ -1,7 +1,7 @@
 """What is always true of the cache between two calls. Pure.
 
-`check` is run by the tests after every step and by the engine when it is idle; it costs time
-proportional to the pool. The first thing found wrong is raised as one sentence.
+The tests run `check` after every step; it costs time proportional to the pool. The first thing
+found wrong is raised as one sentence.
 """
 
 from __future__ import annotations

@@ -46,6 +46,8 @@ class Admission:
             raise InvalidRequest("the prompt is empty")
         if max_tokens is not None and max_tokens < 1:
             raise InvalidRequest(f"`max_tokens` is {max_tokens}, but an answer has at least 1")
+        if "" in request.params.stop:
+            raise InvalidRequest("a stop string is empty")
         if num_tokens > limit:
             raise TooLong(
                 f"the prompt has {num_tokens} tokens; with room for one answer token, context and "

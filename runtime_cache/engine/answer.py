@@ -15,7 +15,8 @@ class Answer:
     def __init__(self, request: NewRequest) -> None:
         self._request_id = request.request_id
         self._detokenizer = request.detokenizer
-        self._checker = StopChecker(request.params, request.eos_token_ids)
+        token_text = str if request.detokenizer is None else request.detokenizer.token_text
+        self._checker = StopChecker(request.params, request.eos_token_ids, token_text)
 
     def take(self, sampled: Sampled) -> tuple[EmitTokens, StopResult]:
         """What to show for the next token, and whether the answer ends with it."""

@@ -37,12 +37,12 @@ from runtime_cache.engine.events import (
 from runtime_cache.engine.gears import Gear, GearTable
 from runtime_cache.engine.request import NewRequest, Sampled, SamplingParams
 from runtime_cache.engine.state import EngineConfig, EngineState
-from runtime_cache.ids import PrefixId, RequestId
+from runtime_cache.ids import BlockId, PrefixId, RequestId
 from tests.support.caching import BLOCK_SIZE, make_manager
 
 VOCAB = 64
-#: What a failed step leaves in the slots it was to write.
-POISON = ("poison",)
+#: What a failed step leaves in the slots it was to write: no position of any sequence.
+POISON: tuple[int, ...] = ()
 
 Final = FinishRequest | FailRequest
 
@@ -70,6 +70,9 @@ class Letters:
     def flush(self) -> str:
         return ""
 
+    def token_text(self, token_id: int) -> str:
+        return f"<{token_id}>"
+
 
 def small_gears(max_model_len: int = 32, max_batch: int = 4) -> GearTable:
     """Prefill chunks of 4 and 8, decode batches of 1, 2 and 4."""
@@ -82,11 +85,11 @@ def small_gears(max_model_len: int = 32, max_batch: int = 4) -> GearTable:
 
 
 class FakePool:
-    """slot → (token, all tokens up to it), as written by done steps."""
+    """slot → all tokens up to its own, as written by the steps."""
 
     def __init__(self, cache: CacheManager) -> None:
         self._cache = cache
-        self._slots: dict[int, tuple[object, ...]] = {}
+        self._slots: dict[int, tuple[int, ...]] = {}
         self.num_rows_written = 0
 
     def run(self, batch: StepBatch) -> tuple[Sampled, ...]:
@@ -116,17 +119,18 @@ class FakePool:
             content = self._slots[slot]
             assert len(content) == position + 1, f"slot {slot} holds another position"
             assert content[:position] == tuple(tokens), f"slot {slot} is of another prefix"
-            assert isinstance(content[position], int), f"slot {slot} was never written well"
             tokens.append(content[position])
         return tokens
 
     def _targets(self, row: BatchRow) -> list[int]:
-        slots = []
+        slots: list[int] = []
         for first_slot, num_tokens in row.appends:
             block, offset = divmod(first_slot, BLOCK_SIZE)
             assert block > 0, "a step would write into the null block"
             assert offset + num_tokens <= BLOCK_SIZE, "a run crosses a block"
-            assert self._cache.index.node_of(block) is None, "a step would write a cached block"
+            assert self._cache.index.node_of(BlockId(block)) is None, (
+                "a step would write a cached block"
+            )
             slots += range(first_slot, first_slot + num_tokens)
         return slots
 
@@ -184,7 +188,7 @@ class EngineRig:
         deadline_s: float | None = None,
         params: SamplingParams | None = None,
         eos: frozenset[int] = frozenset(),
-    ) -> int:
+    ) -> RequestId:
         """A new request, plainly greedy unless `params` says otherwise; returns its id."""
         request = NewRequest(
             RequestId(self._next_id),
@@ -196,7 +200,7 @@ class EngineRig:
         )
         return self._arrive(request)
 
-    def register(self, prefix_id: str, prompt: Sequence[int]) -> int:
+    def register(self, prefix_id: str, prompt: Sequence[int]) -> RequestId:
         """A new registration; returns its id."""
         request = NewRequest(
             RequestId(self._next_id),
@@ -286,8 +290,8 @@ class EngineRig:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _arrive(self, request: NewRequest) -> int:
-        request_id = self._next_id
+    def _arrive(self, request: NewRequest) -> RequestId:
+        request_id = request.request_id
         self._next_id += 1
         self.token_ids[request_id] = []
         self.texts[request_id] = ""

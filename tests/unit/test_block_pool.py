@@ -11,10 +11,10 @@ from runtime_cache.ids import NULL_BLOCK, BlockId
 
 def test_a_new_pool_hands_out_from_one_upwards() -> None:
     pool = BlockPool(5)
-    assert pool.free_blocks == (1, 2, 3, 4)
+    assert list(pool.free_blocks) == [1, 2, 3, 4]
     assert (pool.num_usable, pool.num_free, pool.num_live) == (4, 4, 0)
     assert pool.allocate(2) == [1, 2]
-    assert pool.free_blocks == (3, 4)
+    assert list(pool.free_blocks) == [3, 4]
     assert (pool.num_free, pool.num_live) == (2, 2)
 
 

@@ -92,7 +92,7 @@ def test_an_end_token_ends_the_answer_without_its_text() -> None:
     assert rig.token_ids[1] == [one, two, three]
     assert rig.texts[1] == letters([one, two])
     final = rig.finished(1)
-    assert (final.reason, final.stop, final.usage.completion_tokens) == ("stop", str(three), 3)
+    assert (final.reason, final.stop, final.usage.completion_tokens) == ("stop", f"<{three}>", 3)
 
 
 def test_ignore_eos_goes_on() -> None:
@@ -202,9 +202,13 @@ def test_what_contradicts_itself_is_refused(
     assert rig.commands == [FailRequest(RequestId(1), "invalid_request", sentence, False)]
 
 
-def test_a_bias_that_cannot_be_used_is_refused() -> None:
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(logit_bias=((1, float("nan")),)), SamplingParams(stop=("end", ""))],
+)
+def test_parameters_that_cannot_be_used_are_refused(params: SamplingParams) -> None:
     rig = EngineRig()
-    rig.arrive([1], params=SamplingParams(logit_bias=((1, float("nan")),)))
+    rig.arrive([1], params=params)
     assert rig.failed(1).code == "invalid_request"
 
 
