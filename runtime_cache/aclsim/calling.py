@@ -164,16 +164,19 @@ def _bind(
 ) -> Callable[..., Any]:
     """The function that programs call."""
 
+    count_call, strike = ledger.count_call, faults.script.strike
+    on_success = shape.on_success
+
     @functools.wraps(body)
     def call(*args: Any) -> Any:
         values = parse(args)
-        ledger.count_call(full_name)
+        count_call(full_name)
         try:
-            failure = faults.script.strike(full_name, "call")
+            failure = strike(full_name, "call")
             if failure is not None:
                 process.note_failure(failure)
                 raise failure
-            return shape.on_success(body(*values))
+            return on_success(body(*values))
         except AclFailure as failure:
             ledger.note_failure(full_name, failure.code, failure.sentence)
             recent_messages.add(f"{full_name}: {failure.sentence}")

@@ -316,8 +316,8 @@ def destroy_dataset(dataset: int) -> None:
 
 def _planned(model: LoadedModel, inputs: Dataset, outputs: Dataset) -> Plan:
     return model.plan(
-        [(buffer.address, buffer.size_bytes) for buffer in inputs.buffers],
-        [(buffer.address, buffer.size_bytes) for buffer in outputs.buffers],
+        tuple((buffer.address, buffer.size_bytes) for buffer in inputs.buffers),
+        tuple((buffer.address, buffer.size_bytes) for buffer in outputs.buffers),
     )
 
 

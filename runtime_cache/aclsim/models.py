@@ -1,14 +1,14 @@
 """A loaded model: its session, and one execution on device memory.
 
 ONNX Runtime reads and writes simulated device memory through bound pointers; nothing is copied, and
-the weights are mapped from the `.om`. Bindings are kept for the gears and pointers that repeat.
+the weights are mapped from the `.om`. Checked plans and bound pointers are kept, since a serving
+loop repeats them.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,9 +23,11 @@ from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.mapping import POISON
 from runtime_cache.aclsim.memory import DeviceMemory, is_device_address
 from runtime_cache.aclsim.om import OmFile, OmHeader
+from runtime_cache.aclsim.recent import Recent
 from runtime_cache.aclsim.settings import SimSettings
 
-MAX_BINDINGS = 32
+# How many combinations of gear and pointers are kept ready.
+MAX_PLANS = 64
 SELECTOR_ELEMENT_BYTES = 4
 Range = tuple[int, int]
 
@@ -71,8 +73,11 @@ class LoadedModel:
         self.stream = 0
         self.num_queued = 0
         self.selected_gear = om.header.largest_gear
-        self._lock = threading.Lock()
-        self._bindings: OrderedDict[tuple[int, tuple[int, ...]], Any] = OrderedDict()
+        self._run_lock = threading.Lock()
+        self._plan_lock = threading.Lock()  # its own: planning must not wait for a run
+        self._plans: Recent[tuple[bytes, tuple[Range, ...], tuple[Range, ...]], Plan]
+        self._plans = Recent(MAX_PLANS)
+        self._bindings: Recent[tuple[int, tuple[int, ...]], Any] = Recent(MAX_PLANS)
         self._gears = {tuple(gear.values): i for i, gear in enumerate(om.header.gears)}
         self._charged = charged_bytes(om.header.weights.length) + om.header.workspace_bytes
         memory.charge(self._charged)
@@ -99,7 +104,7 @@ class LoadedModel:
                 return index
         raise AclFailure(codes.GE_NOT_A_GEAR, f"dims {wanted} are no gear of the model")
 
-    def plan(self, inputs: Sequence[Range], outputs: Sequence[Range]) -> Plan:
+    def plan(self, inputs: tuple[Range, ...], outputs: tuple[Range, ...]) -> Plan:
         """Checks the buffers of one execution against the gear that the selector holds now.
 
         Args:
@@ -111,15 +116,23 @@ class LoadedModel:
                 145011 or 145013 for an unusable selector.
         """
         self._check_counts(len(inputs), len(outputs))
-        selector = None
-        gear_index = 0
+        content = b""
         if self.header.has_gears:
-            address = inputs[-1][0]
             content = self.memory.read(
-                address, self.selector_bytes, codes.GE_SELECTOR_ADDRESS_INVALID
+                inputs[-1][0], self.selector_bytes, codes.GE_SELECTOR_ADDRESS_INVALID
             )
+        key = (content, inputs, outputs)
+        with self._plan_lock:
+            return self._plans.get(key, lambda: self._new_plan(content, inputs, outputs))
+
+    def _new_plan(
+        self, content: bytes, inputs: tuple[Range, ...], outputs: tuple[Range, ...]
+    ) -> Plan:
+        """A checked plan; `content` is what the selector holds, empty without gears."""
+        gear_index, selector = 0, None
+        if content:
             gear_index = self._selected(content)
-            selector = (address, content)
+            selector = (inputs[-1][0], content)
             inputs = inputs[:-1]
         gear = self.header.gears[gear_index]
         needs_in = self._needs("input", self.header.inputs, gear.inputs, inputs)
@@ -179,8 +192,9 @@ class LoadedModel:
         """
         if plan.selector is not None:
             self._check_selector(*plan.selector)
-        with self.memory.pinned(plan.ranges, codes.RT_AICORE_EXCEPTION) as hosts, self._lock:
-            binding = self._binding(plan, hosts)
+        with self.memory.pinned(plan.ranges, codes.RT_AICORE_EXCEPTION) as hosts, self._run_lock:
+            key = (plan.gear, tuple(hosts))
+            binding = self._bindings.get(key, lambda: self._bind(plan.gear, hosts))
             try:
                 self._session.run_with_iobinding(binding)
             except Exception as error:  # ONNX Runtime raises many types, all mean the same here
@@ -191,19 +205,6 @@ class LoadedModel:
         if content != expected:
             sentence = "the gear selector was rewritten while the execution was queued"
             raise AclFailure(codes.RT_MODEL_EXECUTE, sentence)
-
-    def _binding(self, plan: Plan, hosts: Sequence[int]) -> Any:
-        """The bound pointers of a plan, from the cache if it ran before."""
-        key = (plan.gear, tuple(hosts))
-        binding = self._bindings.get(key)
-        if binding is not None:
-            self._bindings.move_to_end(key)
-            return binding
-        binding = self._bind(plan.gear, hosts)
-        self._bindings[key] = binding
-        if len(self._bindings) > MAX_BINDINGS:
-            self._bindings.popitem(last=False)
-        return binding
 
     def _bind(self, gear_index: int, hosts: Sequence[int]) -> Any:
         gear = self.header.gears[gear_index]

@@ -172,8 +172,8 @@ def test_no_room_for_the_weights_is_207001(tmp_path: Path) -> None:
 
 def test_bindings_of_many_pointers_stay_right(static: Run) -> None:
     static.feed([1, 2, 3, 4, 5, 6], [0, 0, 0])
-    targets = [ok(acl.rt.malloc(24, 0)) for _ in range(40)]
-    for target in [*targets, *targets]:
+    targets = [ok(acl.rt.malloc(24, 0)) for _ in range(70)]
+    for target in [*targets, *targets[::-1]]:
         ok(acl.update_data_buffer(static.output_buffers[0], target, 24))
         assert static.launch() == 0
     assert static.finish() == 0
