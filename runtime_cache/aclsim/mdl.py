@@ -321,18 +321,12 @@ def _planned(model: LoadedModel, inputs: Dataset, outputs: Dataset) -> Plan:
     )
 
 
-def _enter_mode(model: LoadedModel, mode: str) -> None:
-    if model.mode not in ("", mode):
-        raise AclFailure(codes.GE_FAILURE, "not support mix execute: sync and async on one model")
-    model.mode = "sync" if mode == "sync" else "async"
-
-
 @acl_function("Ikk")
 def execute(model_id: int, input: int, output: int) -> None:
     """Runs now. Holds the GIL on a card: not for a daemon."""
     model, datasets = _model(model_id), this_process().datasets
     plan = _planned(model, datasets.get(input), datasets.get(output))
-    _enter_mode(model, "sync")
+    model.enter_mode("sync")
     model.run(plan)
 
 
@@ -342,7 +336,7 @@ def execute_async(model_id: int, input: int, output: int, stream: int) -> None:
     model, target, process = _model(model_id), current_stream(stream), this_process()
     inputs, outputs = process.datasets.get(input), process.datasets.get(output)
     plan = _planned(model, inputs, outputs)
-    _enter_mode(model, "async")
+    model.enter_mode("async")
     with process.lock:
         if model.num_queued and model.stream != stream:
             raise AclFailure(codes.GE_FAILURE, f"model {model_id} is queued on another stream")

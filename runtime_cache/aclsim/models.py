@@ -20,8 +20,13 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from runtime_cache.aclsim import codes
 from runtime_cache.aclsim.external_data import refer_to
 from runtime_cache.aclsim.failure import AclFailure
-from runtime_cache.aclsim.mapping import POISON
-from runtime_cache.aclsim.memory import DeviceMemory, is_device_address
+from runtime_cache.aclsim.mapping import POISON, round_up
+from runtime_cache.aclsim.memory import (
+    HUGE_PAGE_BYTES,
+    TAIL_BYTES,
+    DeviceMemory,
+    is_device_address,
+)
 from runtime_cache.aclsim.om import OmFile, OmHeader
 from runtime_cache.aclsim.recent import Recent
 from runtime_cache.aclsim.settings import SimSettings
@@ -140,6 +145,17 @@ class LoadedModel:
         _check_aliasing(needs_in, needs_out)
         return Plan(gear_index, (*needs_in, *needs_out), selector)
 
+    def enter_mode(self, mode: Literal["sync", "async"]) -> None:
+        """Fixes how the model is executed, from its first execution on.
+
+        Raises:
+            AclFailure: 500002 if it was executed the other way before.
+        """
+        if self.mode not in ("", mode):
+            sentence = "not support mix execute: sync and async on one model"
+            raise AclFailure(codes.GE_FAILURE, sentence)
+        self.mode = mode
+
     def _check_counts(self, num_inputs: int, num_outputs: int) -> None:
         wanted_inputs = len(self.header.inputs) + self.header.has_gears
         wanted_outputs = len(self.header.outputs)
@@ -225,8 +241,7 @@ class LoadedModel:
 
 def charged_bytes(length: int) -> int:
     """What an internal buffer of `length` bytes costs the device, in huge pages; 0 for none."""
-    page = 2 << 20
-    return -(-(length + 32) // page) * page if length else 0
+    return round_up(length + TAIL_BYTES, HUGE_PAGE_BYTES) if length else 0
 
 
 def check_soc(header: OmHeader, soc_name: str, path: object) -> None:

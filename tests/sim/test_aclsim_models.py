@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import inspect, settings
 from runtime_cache.aclsim.om import read_om
+from runtime_cache.aclsim.process import this_process
 from tests.support.aclsim import (
     GEARS,
     MIB,
@@ -119,6 +120,16 @@ def test_a_dataset_can_be_pointed_elsewhere_between_runs(static: Run) -> None:
     assert static.finish() == 0
     assert static.result(6) == [0, 1, 2, 3, 4, 5]
     assert download(other, np.float32, 6).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_queueing_does_not_wait_for_a_run_in_progress(static: Run) -> None:
+    static.feed([0] * 6, [0, 0, 0])
+    model = this_process().models[static.model]
+    with model._run_lock:  # as a long run holds it
+        assert static.launch() == 0
+        assert static.launch() == 0
+        assert acl.rt.stream_query(static.stream) == (1, 0)
+    assert static.finish() == 0
 
 
 def test_poison_in_an_index_input_fails_the_run(static: Run) -> None:
