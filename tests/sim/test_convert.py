@@ -192,6 +192,14 @@ def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "Traceback" not in printed.err
 
 
+def test_command_names_a_directory_that_cannot_be_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").touch()
+    assert main(["null", "--output", str(tmp_path / "file" / "bundle"), *SMALL]) == 1
+    assert "Not a directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "num_slots"), [("64KiB", 256), ("0.125 MiB", 512), ("65536", 256), ("1mb", 4096)]
 )
@@ -210,6 +218,8 @@ def test_sizes(checkpoint: Path, tmp_path: Path, text: str, num_slots: int):
         ["--context", "-1"],
         ["--max-batch", "x"],
         ["--export-only", "--from-export"],
+        ["--from-export", "--gears", GEARS],
+        ["--from-export", "--target", "sim"],
         ["--dtype", "int8"],
     ],
 )
