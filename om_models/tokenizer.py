@@ -1,9 +1,10 @@
 """Text to token ids and back, from a bundle's `tokenizer.json`.
 
 Encoding is the `tokenizers` library's. Decoding is ours, from one table of the bytes each token
-stands for: a streamed answer must equal the decoding of the whole, byte for byte, and the library's
-`DecodeStream` neither flushes an incomplete character nor survives invalid UTF-8. Only the decoders
-of Llama-type vocabularies are known: byte-level, and SentencePiece with byte fallback.
+stands for: a streamed answer must equal the decoding of the whole, and the library's `DecodeStream`
+has no flush for an incomplete character and differs or panics on invalid UTF-8 (figures in
+`docs/decisions.md`). Only the decoders of Llama-type vocabularies are known: byte-level, and
+SentencePiece with byte fallback.
 
 Not here: how a tokenizer is read from a checkpoint (`TokenizerSource` is the result of that).
 """
