@@ -20,11 +20,22 @@ class Answer:
 
     def take(self, sampled: Sampled) -> tuple[EmitTokens, StopResult]:
         """What to show for the next token, and whether the answer ends with it."""
-        piece = "" if self._detokenizer is None else self._detokenizer.step(sampled.token_id)
-        result = self._checker.feed(sampled.token_id, piece)
+        token_id = sampled.token_id
+        if self._checker.is_end(token_id):
+            rest = self._incomplete()
+            result = self._checker.feed(token_id, "")
+            text = result.text + rest
+        else:
+            piece = "" if self._detokenizer is None else self._detokenizer.step(token_id)
+            result = self._checker.feed(token_id, piece)
+            text = result.text
         logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
-        return EmitTokens(self._request_id, (sampled.token_id,), result.text, logprobs), result
+        return EmitTokens(self._request_id, (token_id,), text, logprobs), result
 
     def rest(self) -> StopResult:
         """The text still held back, when the answer ends for another reason than its tokens."""
-        return self._checker.flush("" if self._detokenizer is None else self._detokenizer.flush())
+        return self._checker.flush(self._incomplete())
+
+    def _incomplete(self) -> str:
+        """What stands for a character whose last bytes did not come."""
+        return "" if self._detokenizer is None else self._detokenizer.flush()

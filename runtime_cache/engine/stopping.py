@@ -64,18 +64,22 @@ class StopChecker:
         self._held = ""
         self._is_finished = False
 
+    def is_end(self, token_id: int) -> bool:
+        """Whether this token ends the answer by its id."""
+        return token_id in self._end_ids
+
     def feed(self, token_id: int, piece: str) -> StopResult:
         """Take the next token of the answer.
 
         Args:
-            piece: the text that the token completed, as the detokenizer gave it.
+            piece: the text that the token completed; ignored if the token ends the answer.
 
         Raises:
             ValueError: the answer has already ended.
         """
         if self._is_finished:
             raise ValueError("a token was fed after the end of the answer")
-        if token_id in self._end_ids:
+        if self.is_end(token_id):
             return self._finish(self._take(), self._token_text(token_id))
         if not self._stops:
             return StopResult(piece)
