@@ -40,7 +40,7 @@ class Intake:
     def prompt(self, message: Prompted) -> TokenArray:
         """The whole prompt's token ids [int32], a registered prefix included.
 
-        May take long for long texts; touches nothing that another thread changes.
+        May take long for long texts; may be called from any thread.
 
         Raises:
             InvalidRequest: empty, not tokenisable, refused by the template, or ids outside the
@@ -65,8 +65,8 @@ class Intake:
             InvalidRequest: a token id is outside the vocabulary.
         """
         bias = tuple((int(token), value) for token, value in message.logit_bias.items())
-        self._check_ids("logit_bias", (token for token, _ in bias))
-        self._check_ids("stop_token_ids", message.stop_token_ids)
+        self._check_ids("a key of `logit_bias`", (token for token, _ in bias))
+        self._check_ids("`stop_token_ids`", message.stop_token_ids)
         return SamplingParams(
             max_tokens=message.max_tokens,
             temperature=message.temperature,
@@ -88,9 +88,11 @@ class Intake:
         name = message.prefix_id if isinstance(message, wire.Generate) else None
         if name is None:
             return _NO_TOKENS
-        if PrefixId(name) not in self.prefixes:
+        # One look, since another thread may release it at any time.
+        tokens = self.prefixes.get(PrefixId(name))
+        if tokens is None:
             raise UnknownPrefix(f"no prefix `{name}` is registered; register it (again) first")
-        return self.prefixes[PrefixId(name)]
+        return tokens
 
     def _own_tokens(self, message: Prompted, *, has_prefix: bool) -> TokenArray:
         if isinstance(message, wire.Chat):
@@ -123,13 +125,13 @@ class Intake:
     def _given_ids(self, ids: tuple[int, ...]) -> TokenArray:
         tokens = np.asarray(ids, dtype=np.int32)
         if tokens.size and int(tokens.max()) >= self.vocab_size:
-            self._check_ids("prompt_ids", ids)
+            self._check_ids("`prompt_ids`", ids)
         return tokens
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
-        for index, token_id in enumerate(ids):
+        for token_id in ids:
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidRequest(
-                    f"`{name}`[{index}] = {token_id} is outside the vocabulary "
+                    f"{name}: token id {token_id} is outside the vocabulary "
                     f"(0 to {self.vocab_size - 1})"
                 )

@@ -6,7 +6,7 @@ The daemon, the benchmarks and the embedded API all stand on this.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 
 import structlog
@@ -63,7 +63,8 @@ class Runtime:
         self.executor: Executor
         self.cache: CacheManager
         self.engine: EngineLoop
-        self._device: AclDevice
+        self._device: AclDevice | None = None
+        self._is_closed = False
         self._thread = DeviceThread()
 
     @classmethod
@@ -78,10 +79,10 @@ class Runtime:
         runtime = cls(config, bundle)
         try:
             await runtime._thread.run(runtime._open_device)
+            runtime._make_engine()
         except BaseException:
-            await runtime._thread.close()
+            await runtime.close()
             raise
-        runtime._make_engine()
         return runtime
 
     @property
@@ -93,13 +94,25 @@ class Runtime:
         return self.executor.layout
 
     async def close(self) -> None:
-        """Unload, free and finalise. To be called when no step is in flight. Idempotent."""
-        await self._thread.run(self._close_device)
-        await self._thread.close()
+        """Unload, free and finalise. To be called when no step is in flight. Idempotent.
 
-    async def run_step(self, batch: StepBatch) -> tuple[Sampled, ...]:
-        """Run a batch on the device thread and sample there, off the event loop."""
-        return await self._thread.run(self._run_and_sample, batch)
+        Raises:
+            DeviceError: the first failure, after everything was tried.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self._thread.run(self._close_device)
+        finally:
+            await self._thread.close()
+
+    def run_step(self, batch: StepBatch) -> Awaitable[tuple[Sampled, ...]]:
+        """Run a batch on the device thread and sample there, off the event loop.
+
+        The batch is on its way when this returns.
+        """
+        return self._thread.start(self._run_and_sample, batch)
 
     def _run_and_sample(self, batch: StepBatch) -> tuple[Sampled, ...]:
         logits = self.executor.run(batch)
@@ -110,28 +123,33 @@ class Runtime:
         config = self.config
         acl, device_id = load_acl(config.device.device, _sim_options(config, self.manifest))
         log.info("device_opening", device=config.device.device)
-        self._device = AclDevice.open(acl, device_id)
+        device = AclDevice.open(acl, device_id)
         try:
-            self.soc_name = self._device.soc_name
+            self.soc_name = device.soc_name
             log.info("models_loading", soc=self.soc_name, oms=[om.path for om in self.manifest.oms])
             self.executor = Executor.open(
-                self._device,
+                device,
                 self.manifest,
                 self.bundle.path,
                 block_size=config.cache.block_size,
                 step_timeout_ms=config.device.step_timeout_ms,
             )
         except OutOfDeviceMemory as error:
-            explained = self._explain_shortage(error)
-            self._device.close()
+            explained = self._explain_shortage(device, error)
+            device.close()
             raise explained from error
         except BaseException:
-            self._device.close()
+            device.close()
             raise
+        self._device = device
 
     def _close_device(self) -> None:
-        self.executor.close()
-        self._device.close()
+        if self._device is None:
+            return
+        try:
+            self.executor.close()
+        finally:
+            self._device.close()
 
     def _make_engine(self) -> None:
         config, layout = self.config, self.layout
@@ -156,9 +174,9 @@ class Runtime:
         )
         self.engine = EngineLoop(state, self.run_step)
 
-    def _explain_shortage(self, error: OutOfDeviceMemory) -> OutOfDeviceMemory:
+    def _explain_shortage(self, device: AclDevice, error: OutOfDeviceMemory) -> OutOfDeviceMemory:
         """The same error, with what the bundle needs and what the device has."""
-        memory = self._device.memory_info()
+        memory = device.memory_info()
         has = (
             "the driver does not say how much is free"
             if memory is None

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
+import structlog
+
 from ipc import messages as wire
 from ipc.server import ClientRef
 from runtime_cache.engine.commands import EmitTokens, FailRequest, FinishRequest, ReportEvicted
@@ -31,6 +33,7 @@ from runtime_cache.engine.request import (
 )
 from runtime_cache.errors import (
     CapacityError,
+    Draining,
     DuplicateId,
     InternalError,
     RuntimeCacheError,
@@ -39,10 +42,14 @@ from runtime_cache.errors import (
 from runtime_cache.ids import PrefixId, RequestId
 from runtime_cache.intake import Intake
 
+log = structlog.get_logger(__name__)
+
 #: Stands for minus infinity, which JSON cannot carry.
 _MIN_LOGPROB = -9999.0
 #: Longer texts are tokenised off the event loop; shorter ones cost less than the hop.
 _INLINE_CHARS = 4096
+#: About what a restart takes: when to try again with requests that came too late [milliseconds].
+_RESTART_MS = 5000
 
 
 class Engine(Protocol):
@@ -133,7 +140,13 @@ class Service:
         self._work: dict[ClientRef, dict[str, _Work]] = {}
         self._reading: set[asyncio.Task[None]] = set()
         self._next_id = 1
+        self._is_closed = False
         self._tokenising = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests without a final reply, those of vanished clients included."""
+        return sum(map(len, self._work.values()))
 
     # --- what the servers call -----------------------------------------------------------------
 
@@ -154,9 +167,17 @@ class Service:
         """The client's queue is full: end its requests, send nothing."""
         self._end_all(client, "slow_reader")
 
-    def close(self) -> None:
-        """Stop the worker thread. To be called after the engine has drained."""
-        self._tokenising.shutdown(wait=True, cancel_futures=True)
+    async def close(self) -> None:
+        """Refuse what is still being tokenised and what comes from now on; stop the worker thread.
+
+        To be called when the engine has drained and the servers can still send. Idempotent.
+        """
+        self._is_closed = True
+        for work in [work for works in self._work.values() for work in works.values()]:
+            if work.request_id is None:
+                self._finish(work, _error(work.message.id, _draining()))
+        self._tokenising.shutdown(wait=False, cancel_futures=True)
+        await asyncio.gather(*self._reading, return_exceptions=True)
 
     # --- one message ---------------------------------------------------------------------------
 
@@ -184,6 +205,8 @@ class Service:
                 return self._evict(message)
 
     def _accept(self, client: ClientRef, message: _Started) -> None:
+        if self._is_closed:
+            raise _draining()
         unfinished = self._work.setdefault(client, {})
         if message.id in unfinished:
             raise DuplicateId(f"`id` {message.id!r} names an unfinished request of this client")
@@ -196,18 +219,18 @@ class Service:
             return
         try:
             self._start(work, self._intake.prompt(message))
-        except RuntimeCacheError as error:
-            self._finish(work, _error(message.id, error))
+        except Exception as error:
+            self._fail(work, error)
 
     async def _read_elsewhere(self, work: _Work) -> None:
+        """Tokenise on the worker thread, then go on unless the request has ended meanwhile."""
         loop = asyncio.get_running_loop()
         try:
             tokens = await loop.run_in_executor(self._tokenising, self._intake.prompt, work.message)
             if self._is_unfinished(work):
                 self._start(work, tokens)
-        except RuntimeCacheError as error:
-            if self._is_unfinished(work):
-                self._finish(work, _error(work.message.id, error))
+        except Exception as error:
+            self._fail(work, error)
 
     def _start(self, work: _Work, tokens: TokenArray) -> None:
         """Hand the request to the engine, or answer it if only its tokens were wanted."""
@@ -231,6 +254,7 @@ class Service:
                 SamplingParams(temperature=0.0),
                 kind="register",
                 prefix_id=self._prefix_id(tokens),
+                arrived_s=work.arrived_s,
             )
         params = self._intake.params(message, seed=secrets.randbits(53))
         if params.max_tokens is None:
@@ -246,6 +270,7 @@ class Service:
                 is_continuation=isinstance(message, wire.Generate)
             ),
             deadline_s=None if deadline_ms is None else work.arrived_s + deadline_ms / 1000,
+            arrived_s=work.arrived_s,
         )
 
     def _prefix_id(self, tokens: TokenArray) -> PrefixId:
@@ -282,11 +307,19 @@ class Service:
             self._end(work, reason)
 
     def _end(self, work: _Work, reason: CancelReason) -> None:
-        """Cancel; the final reply has been sent (or swallowed) on return."""
+        """Cancel; the engine, or this call itself, sends the final reply."""
         if work.request_id is not None:
             self._engine.cancel(work.request_id, reason)
         else:
-            self._finish(work, _never_started(work))
+            self._finish(work, _never_started(work, self._clock()))
+
+    def _fail(self, work: _Work, error: Exception) -> None:
+        """The request cannot be started."""
+        if not isinstance(error, RuntimeCacheError):
+            log.error("request_failed", kind=type(work.message).__name__, exc_info=error)
+            error = InternalError("the daemon failed on this request; its log has the details")
+        if self._is_unfinished(work):
+            self._finish(work, _error(work.message.id, error))
 
     def _finish(self, work: _Work, reply: wire.AnyReply) -> None:
         """Send the final reply of a request and forget it."""
@@ -379,10 +412,11 @@ def _num_chars(message: _Started) -> int:
     return len(message.text or "") + sum(len(turn.content) for turn in turns)
 
 
-def _never_started(work: _Work) -> wire.AnyReply:
+def _never_started(work: _Work, now_s: float) -> wire.AnyReply:
     """The final reply to a request that was cancelled while its text was still being read."""
     if not isinstance(work.message, wire.AnswerRequest):
         return _cancelled(work.message.id)
+    waited_s = now_s - work.arrived_s
     return wire.Done(
         id=work.message.id,
         index=0,
@@ -390,8 +424,12 @@ def _never_started(work: _Work) -> wire.AnyReply:
         token_ids=(),
         finish_reason="cancelled",
         usage=wire.Usage(0, 0, 0, 0),
-        timing=wire.Timing(0.0, None, 0.0, None),
+        timing=_timing(Usage(0, 0, 0, 0, queue_s=waited_s, ttft_s=None, total_s=waited_s)),
     )
+
+
+def _draining() -> Draining:
+    return Draining("the daemon is shutting down", retry_after_ms=_RESTART_MS)
 
 
 def _cancelled(message_id: wire.MessageId) -> wire.Error:

@@ -21,6 +21,12 @@ class DeviceThread:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
 
+    def start(
+        self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[T]:
+        """As `run`, but the function is on its way when this returns."""
+        return asyncio.wrap_future(self._pool.submit(function, *args, **kwargs))
+
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `function` on the device thread and returns what it returns.
 
@@ -31,8 +37,7 @@ class DeviceThread:
             RuntimeError: the thread is closed.
             Exception: whatever the function raises.
         """
-        future = self._pool.submit(function, *args, **kwargs)
-        return await asyncio.wrap_future(future)
+        return await self.start(function, *args, **kwargs)
 
     async def close(self) -> None:
         """Waits for what was asked for and ends the thread. Idempotent."""

@@ -37,7 +37,8 @@ class Admission:
         if request.params.max_tokens is not None:
             max_tokens = min(max_tokens, len(request.prompt) + request.params.max_tokens)
         chain = self._cache.new_chain()
-        return Sequence(request, chain, max_tokens=max_tokens, arrived_s=now_s)
+        arrived_s = now_s if request.arrived_s is None else request.arrived_s
+        return Sequence(request, chain, max_tokens=max_tokens, arrived_s=arrived_s)
 
     def _check_prompt(self, request: NewRequest) -> None:
         num_tokens, limit = len(request.prompt), self.max_sequence_tokens - 1

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -44,11 +45,16 @@ from runtime_cache.ids import PrefixId, RequestId
 log = structlog.get_logger(__name__)
 
 Answer = EmitTokens | FinishRequest | FailRequest
+Report = TypeVar("Report", ReportEvicted, ReportReleased)
+#: The step is on its way when the call returns; its failure comes with the awaitable.
 StepRunner = Callable[[StepBatch], Awaitable[tuple[Sampled, ...]]]
 
 
 class AnswerSink(Protocol):
-    """Takes a request's answers, in order, the final one last; must not block or raise."""
+    """Takes a request's answers, in order, the final one last; must not block.
+
+    It may call the engine; the answers that come of that follow when it has returned.
+    """
 
     def __call__(self, answer: Answer) -> None: ...
 
@@ -58,7 +64,8 @@ class EngineLoop:
 
     Attributes:
         fatal: done, with the error, once the device is lost or the engine itself is broken: the
-            process should end. Every admitted request has been answered by then.
+            process should end. Every request has been answered by then, with that error, and so
+            are those that come later.
     """
 
     def __init__(
@@ -74,30 +81,47 @@ class EngineLoop:
         self.state = state
         self.fatal: asyncio.Future[RuntimeCacheError] = asyncio.get_running_loop().create_future()
         self._run_step = run_step
-        self._sinks: dict[RequestId, AnswerSink] = {}
         self._clock = clock
+        #: Of the requests whose final answer is not decided yet.
+        self._sinks: dict[RequestId, AnswerSink] = {}
+        self._outbox: deque[tuple[AnswerSink, Answer]] = deque()
+        self._is_delivering = False
+        self._broken: RuntimeCacheError | None = None
         self._step_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._drained = asyncio.Event()
+
+    @property
+    def num_unanswered(self) -> int:
+        """Requests whose final answer is not decided yet."""
+        return len(self._sinks)
 
     def submit(self, request: NewRequest, sink: AnswerSink) -> None:
         """Hand in a request; exactly one final answer will reach the sink, perhaps at once."""
         self._sinks[request.request_id] = sink
         self._handle(RequestArrived(request, self._clock()))
+        if self._broken is not None:
+            self._fail_all(self._broken)
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
         """Ask for a request's end; unknown or finished requests are ignored."""
         self._handle(CancelRequested(request_id, reason, self._clock()))
 
     def release_prefix(self, prefix_id: PrefixId) -> bool:
-        """Give up a registered prefix; False if there is no such one."""
-        reports = self._handle(PrefixReleased(prefix_id))
-        return any(isinstance(r, ReportReleased) and r.is_known for r in reports)
+        """Give up a registered prefix; False if there is no such one.
+
+        Raises:
+            DeviceLost, InternalError: what `fatal` holds.
+        """
+        return self._ask(PrefixReleased(prefix_id), ReportReleased).is_known
 
     def evict(self, max_blocks: int | None) -> ReportEvicted:
-        """Evict cached blocks, least recently used first (None: all that may go)."""
-        reports = self._handle(EvictAsked(max_blocks))
-        return next(r for r in reports if isinstance(r, ReportEvicted))
+        """Evict cached blocks, least recently used first (None: all that may go).
+
+        Raises:
+            DeviceLost, InternalError: what `fatal` holds.
+        """
+        return self._ask(EvictAsked(max_blocks), ReportEvicted)
 
     async def drain(self, timeout_s: float) -> int:
         """Take no new requests, let the admitted ones end, then cancel what is left.
@@ -108,42 +132,65 @@ class EngineLoop:
         self._handle(DrainStarted(self._clock()))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._drained.wait(), timeout_s)
-        left = self.state.request_ids()
+        left = list(self._sinks)
         for request_id in left:
             self.cancel(request_id, "shutdown")
-        if self._step_task is not None:
+        while self._step_task is not None:
             await self._step_task
         self._set_timer(None)
         return len(left)
 
+    def _ask(self, question: PrefixReleased | EvictAsked, kind: type[Report]) -> Report:
+        for command in self._handle(question):
+            if isinstance(command, kind):
+                return command
+        raise self._broken or InternalError(f"no answer to {question}")
+
     def _handle(self, event: Event) -> list[Command]:
-        """Feed the event, start the next step, deliver the answers; return the reports."""
+        """Feed the event and carry out what comes of it; nothing does once the engine is broken."""
+        if self._broken is not None:
+            return []
         try:
             commands = self.state.handle(event)
-        except InternalError as error:
-            self._break(error)
+        except Exception as error:
+            self._break(error if isinstance(error, InternalError) else _internal(event, error))
             return []
-        # The device is put to work before the answers are sent, so that it does not wait for them.
-        for command in commands:
-            if isinstance(command, RunStep):
-                self._step_task = asyncio.ensure_future(self._step(command.batch))
-        reports: list[Command] = []
-        for command in commands:
-            if isinstance(command, EmitTokens):
-                self._sinks[command.request_id](command)
-            elif isinstance(command, FinishRequest | FailRequest):
-                self._sinks.pop(command.request_id)(command)
-            elif not isinstance(command, RunStep):
-                reports.append(command)
+        self._carry_out(commands)
         self._set_timer(self.state.next_deadline_s)
         if self.state.is_drained:
             self._drained.set()
-        return reports
+        self._deliver()
+        return commands
 
-    async def _step(self, batch: StepBatch) -> None:
+    def _carry_out(self, commands: list[Command]) -> None:
+        # The device is put to work before the answers are sent, so that it does not wait for them.
+        for command in commands:
+            if isinstance(command, RunStep):
+                running = self._run_step(command.batch)
+                self._step_task = asyncio.ensure_future(self._step(command.batch, running))
+        for command in commands:
+            if isinstance(command, EmitTokens):
+                self._outbox.append((self._sinks[command.request_id], command))
+            elif isinstance(command, FinishRequest | FailRequest):
+                self._outbox.append((self._sinks.pop(command.request_id), command))
+
+    def _deliver(self) -> None:
+        """Send the answers in the order they were decided, also if a sink calls the engine."""
+        if self._is_delivering:
+            return
+        self._is_delivering = True
+        while self._outbox:
+            sink, answer = self._outbox.popleft()
+            try:
+                sink(answer)
+            except Exception:  # one request's trouble is not to cost the others their answers
+                log.exception("sink_failed", request=answer.request_id)
+        self._is_delivering = False
+
+    async def _step(self, batch: StepBatch, running: Awaitable[tuple[Sampled, ...]]) -> None:
         event: Event
         try:
-            samples = await self._run_step(batch)
+            samples = await running
             event = StepDone(batch.step_id, samples, self._clock())
         except Exception as error:
             event = self._step_failed(batch, error)
@@ -161,16 +208,31 @@ class EngineLoop:
             step=batch.step_id,
             role=batch.role,
             error=str(error),
-            exc_info=not is_device,
+            exc_info=None if is_device else error,
         )
         if isinstance(error, DeviceLost):
             self._break(error)
         return StepFailed(batch.step_id, error.message, error.code, error.retryable, self._clock())
 
     def _break(self, error: RuntimeCacheError) -> None:
-        if not self.fatal.done():
-            log.error("engine_broken", error=str(error))
-            self.fatal.set_result(error)
+        """Nothing can go on: the state is left as it is, every request is answered."""
+        is_device = isinstance(error, DeviceError)
+        log.error("engine_broken", error=str(error), exc_info=None if is_device else error)
+        self._broken = error
+        self._set_timer(None)
+        self._fail_all(error)
+        self._drained.set()
+        self.fatal.set_result(error)
+
+    def _fail_all(self, error: RuntimeCacheError) -> None:
+        message = error.message
+        if isinstance(error, InternalError):
+            message = "the engine is broken; the daemon's log has the details"
+        for request_id, sink in self._sinks.items():
+            failure = FailRequest(request_id, error.code, message, error.retryable)
+            self._outbox.append((sink, failure))
+        self._sinks.clear()
+        self._deliver()
 
     def _set_timer(self, deadline_s: float | None) -> None:
         if self._timer is not None:
@@ -182,3 +244,10 @@ class EngineLoop:
 
     def _tick(self) -> None:
         self._handle(ClockTicked(self._clock()))
+
+
+def _internal(event: Event, error: Exception) -> InternalError:
+    """A bug that the state machine did not notice itself."""
+    wrapped = InternalError(f"{type(event).__name__} failed: {error!r}")
+    wrapped.__cause__ = error
+    return wrapped

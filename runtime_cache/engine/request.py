@@ -73,6 +73,8 @@ class NewRequest:
         eos_token_ids: end tokens of the model.
         detokenizer: None when no text is wanted.
         deadline_s: on the clock of the events; None for no deadline.
+        arrived_s: when the client's message came, on the same clock; None for when the request
+            is handed in.
     """
 
     request_id: RequestId
@@ -83,6 +85,7 @@ class NewRequest:
     eos_token_ids: frozenset[int] = frozenset()
     detokenizer: Detokenizer | None = field(default=None, compare=False)
     deadline_s: float | None = None
+    arrived_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

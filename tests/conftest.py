@@ -1,0 +1,31 @@
+"""What all tests share: the loops that async tests run on, and the converted SmolLM2."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+from rich.console import Console
+
+from tools.demo import ensure_bundle
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Every async test runs on both loops, unless its mark names one of them."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def smollm2_bundle() -> Path:
+    """The demo's bundle; the first run fetches and converts the model, which takes a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        return ROOT / ensure_bundle(Console(file=io.StringIO()))
