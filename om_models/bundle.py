@@ -77,7 +77,7 @@ def staged_directory(output: Path, marker: str = MANIFEST_NAME) -> Iterator[Path
     Raises:
         BundleError: `output` exists and has no marker; it is left as it is.
     """
-    output = output.absolute()
+    output = output.resolve()  # a link stays; what it points at is replaced
     check_replaceable(output, marker)
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))

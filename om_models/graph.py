@@ -109,18 +109,18 @@ class _LlamaGraph:
         """cos, sin, their scaled twins for q, and the mask: once a graph, not once a layer."""
         w, spec = self._w, self._spec
         cos, sin = rope_tables(spec, self._options.max_model_len)
-        self._cos, self._sin = (
-            self._to_model_dtype(
-                # The middle axis broadcasts over heads: [B, S, 1, D/2].
-                w.op("Gather", w.table(name, table[:, None, :]), "position_ids", axis=0)
-            )
+        # The middle axis broadcasts over heads: [B, S, 1, D/2].
+        wide = [
+            w.op("Gather", w.table(name, table[:, None, :]), "position_ids", axis=0)
             for name, table in (("rope.cos", cos), ("rope.sin", sin))
-        )
+        ]
         # Scaling cos and sin scales the rotated q: one Mul a graph instead of one a layer, and QKᵀ
         # stays small enough for float16.
-        scale = w.constant(np.array(spec.head_dim**-0.5, dtype=self._dtype))
-        self._q_cos = w.op("Mul", self._cos, scale)
-        self._q_sin = w.op("Mul", self._sin, scale)
+        scale = w.constant(np.array(spec.head_dim**-0.5, dtype=np.float32))
+        self._k_cos, self._k_sin = (self._to_model_dtype(table) for table in wide)
+        self._q_cos, self._q_sin = (
+            self._to_model_dtype(w.op("Mul", table, scale)) for table in wide
+        )
         self._mask = self._to_float32("mask")
 
     def _layer(self, layer: int, hidden: str) -> tuple[str, str, str]:
@@ -210,7 +210,7 @@ class _LlamaGraph:
     def _rotate(self, x: str, which: Literal["q", "k"]) -> str:
         """Rotary embedding of x [B, S, heads, D], rotate-half form."""
         w, half = self._w, self._spec.head_dim // 2
-        cos, sin = (self._q_cos, self._q_sin) if which == "q" else (self._cos, self._sin)
+        cos, sin = (self._q_cos, self._q_sin) if which == "q" else (self._k_cos, self._k_sin)
         first, second = w.op_outputs("Split", 2, x, w.ints(half, half), axis=3)
         return w.op(
             "Concat",

@@ -110,6 +110,14 @@ def test_an_empty_directory_may_be_used_and_parents_are_made(tmp_path: Path):
     assert load_bundle(write(tmp_path / "a" / "b" / "c").path)
 
 
+def test_a_link_to_a_bundle_stays_a_link(bundle: Bundle, tmp_path: Path):
+    link = tmp_path / "current"
+    link.symlink_to(bundle.path)
+    write(link, b"new")
+    assert link.is_symlink()
+    assert load_bundle(bundle.path).manifest.files["model.om"].num_bytes == 3
+
+
 def test_what_is_not_a_bundle_is_not_overwritten(tmp_path: Path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("dear")
