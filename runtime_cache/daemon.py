@@ -75,13 +75,24 @@ async def serve(config: Config) -> int:
         try:
             code = await _serve(runtime, claims, stop)
         finally:
-            await runtime.close()
+            is_closed = await _close(runtime)
     finally:
         for claim in claims.values():
             if claim is not None:
                 claim.release()
+    code = code if is_closed else EXIT_BROKEN
     logger.info("stopped", exit_code=code)
     return code
+
+
+async def _close(runtime: Runtime) -> bool:
+    """Whether everything was given back; a lost device does not take it."""
+    try:
+        await runtime.close()
+    except DeviceError as error:
+        logger.error("close_failed", error=str(error))
+        return False
+    return True
 
 
 async def _serve(
@@ -104,10 +115,10 @@ async def _serve(
         _log_ready(runtime, servers)
         await _either(stop.wait(), asyncio.shield(engine.fatal))
         is_broken = engine.fatal.done()
-        logger.info("draining", unfinished=len(engine.state.request_ids()), is_broken=is_broken)
+        logger.info("draining", unfinished=engine.num_unanswered, is_broken=is_broken)
         num_cancelled = await engine.drain(0 if is_broken else config.ipc.drain_timeout_s)
         logger.info("drained", cancelled=num_cancelled)
-    service.close()
+        await service.close()
     return EXIT_BROKEN if is_broken else EXIT_OK
 
 
