@@ -97,7 +97,13 @@ class EngineLoop:
         return len(self._sinks)
 
     def submit(self, request: NewRequest, sink: AnswerSink) -> None:
-        """Hand in a request; exactly one final answer will reach the sink, perhaps at once."""
+        """Hand in a request; exactly one final answer will reach the sink, perhaps at once.
+
+        Raises:
+            InternalError: the id is that of an unanswered request, which goes on.
+        """
+        if request.request_id in self._sinks:
+            raise InternalError(f"request id {request.request_id} is in use")
         self._sinks[request.request_id] = sink
         self._handle(RequestArrived(request, self._clock()))
         if self._broken is not None:
