@@ -2,10 +2,10 @@
 
 Run in an environment of its own, from the project's root:
 
-    python -m venv /tmp/venv && /tmp/venv/bin/pip install torch==2.13.0 transformers==5.24.0 \
+    python -m venv ../hf-venv && ../hf-venv/bin/pip install torch==2.13.0 transformers==5.24.0 \
         --extra-index-url https://download.pytorch.org/whl/cpu
-    /tmp/venv/bin/pip install -e '.[convert]'
-    /tmp/venv/bin/python -m tests.data.make_llama_tiny
+    ../hf-venv/bin/pip install -e '.[convert]'
+    ../hf-venv/bin/python -m tests.data.make_llama_tiny
 
 The weights are not stored: `tests.support.tiny.random_weights(spec, seed)` makes the same bits on
 every machine. All is float32 with the plain ("eager") attention.
