@@ -299,8 +299,17 @@ def reference_toml() -> str:
         lines += ["", f"# {struct.__doc__}", f"[{name}]"]
         for option in (o for o in options() if o.section == name):
             lines += textwrap.wrap(option.doc, 98, initial_indent="# ", subsequent_indent="# ")
-            lines.append(f"# {option.key} = {_toml(option.default)}")
+            lines.append(f"# {option.key} = {toml(option.default)}")
     return "\n".join(lines) + "\n"
+
+
+def toml(value: Any) -> str:
+    """An option's value as it is written in the file; nothing, which TOML lacks, as `""`."""
+    if value is None:
+        return '""'
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def describe(loaded: Loaded) -> list[tuple[str, Any, str]]:
@@ -390,11 +399,3 @@ def _conflicts(config: Config) -> list[str]:
     if ipc.admin_endpoint == ipc.endpoint:
         faults.append("ipc.admin_endpoint: must differ from ipc.endpoint")
     return faults
-
-
-def _toml(value: Any) -> str:
-    if value is None:
-        return '""'
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)

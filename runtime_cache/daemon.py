@@ -1,7 +1,9 @@
 """`rtcached`: reads the configuration, opens everything, serves, drains, closes.
 
 Exit codes: 0 ended cleanly, 1 the device failed at the start, 2 wrong configuration, bundle or
-endpoint, 3 the device was lost or the engine broke in service (a service manager should restart).
+endpoint, 3 the device was lost or the engine broke in service (a service manager should restart),
+130 or 143 ended at once by a second SIGINT or SIGTERM. Beside each ipc socket lies a `.lock` file;
+it stays when the daemon has ended, and is no sign that one runs.
 """
 
 from __future__ import annotations
@@ -38,6 +40,20 @@ EXIT_OK = 0
 EXIT_DEVICE = 1
 EXIT_CONFIG = 2
 EXIT_BROKEN = 3
+
+
+_EPILOG = """\
+example, on the software device:
+  rtcached --model-bundle ./smollm2 --device sim:0 \\
+      --ipc-endpoint ipc://./rtcached.sock
+
+SIGTERM and SIGINT drain; a second one ends the process at once.
+
+exit codes:
+  0 ended cleanly            1 the device failed at the start
+  2 wrong configuration, bundle or endpoint
+  3 the device was lost in service: start it again
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,10 +174,10 @@ def _stop_on_signals() -> asyncio.Event:
     loop = asyncio.get_running_loop()
 
     def on_signal(number: signal.Signals) -> None:
-        logger.info("signal", name=number.name)
         if stop.is_set():
             os._exit(128 + number)
         stop.set()
+        logger.info("signal", name=number.name)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
@@ -180,8 +196,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rtcached",
         description="Prefix-cache and inference daemon for Huawei Ascend NPUs.",
-        epilog="example, on the software device: "
-        "rtcached --model-bundle ./smollm2 --device sim:0 --ipc-endpoint ipc://./rtcached.sock",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"rtcached {__version__}")
     parser.add_argument("--config", metavar="FILE", help="TOML file; see rtcached.toml")
@@ -195,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _print_config(loaded: Loaded) -> None:
-    rows = [(path, repr(value), origin) for path, value, origin in config.describe(loaded)]
+    rows = [(path, config.toml(value), origin) for path, value, origin in config.describe(loaded)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for path, value, origin in rows:
         print(f"{path:<{widths[0]}}  {value:<{widths[1]}}  {origin}")

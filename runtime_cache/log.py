@@ -5,9 +5,11 @@ Prompts and answers are never logged.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import sys
-from typing import TextIO
+from typing import TextIO, cast
 
 import structlog
 
@@ -37,6 +39,22 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, config.level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unbreakable(stream))),
         cache_logger_on_first_use=False,
     )
+
+
+class _Unbreakable(io.TextIOBase):
+    """A stream whose reader may go away (a closed pipe, a full disk): the daemon serves on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()

@@ -20,7 +20,7 @@ from runtime_cache.cache.manager import CacheManager
 from runtime_cache.config import CacheConfig, Config, parse_bytes
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.kv_layout import KvLayout
-from runtime_cache.device.select import load_acl
+from runtime_cache.device.select import load_acl, parse_device
 from runtime_cache.device.thread import DeviceThread
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.executor import Executor
@@ -200,19 +200,16 @@ def _load_bundle(config: Config) -> Bundle:
         raise ConfigError(
             'device.device is not set: "npu:0" for Ascend device 0, "sim:0" for the software device'
         )
+    kind, _ = parse_device(config.device.device)
     log.info("bundle_reading", path=config.model.bundle, verify=config.model.verify)
     bundle = load_bundle(Path(config.model.bundle), verify=config.model.verify)
-    _check_target(bundle.manifest, config.device.device)
-    return bundle
-
-
-def _check_target(manifest: Manifest, device: str) -> None:
-    wanted = "sim" if device.startswith("sim:") else "ascend"
-    if manifest.target != wanted:
+    wanted = "sim" if kind == "sim" else "ascend"
+    if bundle.manifest.target != wanted:
         raise BundleError(
-            f"the bundle was made with --target {manifest.target}, device {device} needs "
-            f"--target {wanted}: convert again"
+            f"the bundle was made with --target {bundle.manifest.target}, device "
+            f"{config.device.device} needs --target {wanted}: convert again"
         )
+    return bundle
 
 
 def _read_texts(bundle: Bundle) -> tuple[Tokenizer, ChatTemplate | None]:

@@ -30,7 +30,7 @@ class DaemonProcess:
     """One running daemon; a context manager.
 
     Attributes:
-        endpoint: for clients.
+        endpoint: for clients; `ipc_endpoint` chooses another one than a private socket.
         admin_endpoint: for administrators.
         socket: path of the client socket.
         events: the daemon's log so far, one dict a line; lines that are no JSON as `{"text": …}`.
@@ -45,14 +45,16 @@ class DaemonProcess:
         """
         # A socket path may have 107 bytes only, so it lies in a short temporary directory.
         self._directory = tempfile.TemporaryDirectory(prefix="rtcache-")
-        self.socket = Path(self._directory.name) / "rtcached.sock"
-        self.endpoint = f"ipc://{self.socket}"
+        private = f"ipc://{self._directory.name}/rtcached.sock"
+        self.endpoint = options.setdefault("ipc_endpoint", private)
         self.admin_endpoint = f"{self.endpoint}.admin"
+        self.socket = Path(self.endpoint.removeprefix("ipc://"))
         self.events: list[dict[str, Any]] = []
         self.process: subprocess.Popen[str]
-        self._ready = threading.Event()
+        self._said_more = threading.Condition()
+        self._has_ended = False
         self._reader = threading.Thread(target=self._follow_log, daemon=True)
-        flags = {"model_bundle": str(bundle), "device": device, "ipc_endpoint": self.endpoint}
+        flags = {"model_bundle": str(bundle), "device": device}
         self._command = [sys.executable, "-m", "runtime_cache.daemon", *_flags(flags | options)]
 
     def __enter__(self) -> DaemonProcess:
@@ -68,10 +70,11 @@ class DaemonProcess:
             env={k: v for k, v in os.environ.items() if not k.startswith("RTCACHE_")},
         )
         self._reader.start()
-        self._ready.wait(READY_TIMEOUT_S)
-        if not self.is_ready:
+        try:
+            self.wait_for("ready", READY_TIMEOUT_S)
+        except DaemonFailed:
             self.kill()
-            raise DaemonFailed(f"rtcached did not become ready:\n{self.log_text()}")
+            raise
         return self
 
     def __exit__(
@@ -86,10 +89,18 @@ class DaemonProcess:
             self.kill()
         self._directory.cleanup()
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has said `ready`."""
-        return any(event.get("event") == "ready" for event in self.events)
+    def wait_for(self, name: str, timeout_s: float = STOP_TIMEOUT_S) -> dict[str, Any]:
+        """Wait until it has logged the event; returns it.
+
+        Raises:
+            DaemonFailed: it ended without, or did not log it in time.
+        """
+        with self._said_more:
+            self._said_more.wait_for(lambda: self._has_ended or self._find(name), timeout_s)
+            found = self._find(name)
+        if found is None:
+            raise DaemonFailed(f"rtcached did not say {name!r}:\n{self.log_text()}")
+        return found
 
     def stop(self) -> None:
         """SIGTERM, and wait for the end.
@@ -123,10 +134,15 @@ class DaemonProcess:
             return
         with self.process.stderr as lines:
             for line in lines:
-                self.events.append(_event(line))
-                if self.events[-1].get("event") == "ready":
-                    self._ready.set()
-        self._ready.set()  # it has ended: nobody is to wait any longer
+                with self._said_more:
+                    self.events.append(_event(line))
+                    self._said_more.notify_all()
+        with self._said_more:
+            self._has_ended = True
+            self._said_more.notify_all()
+
+    def _find(self, name: str) -> dict[str, Any] | None:
+        return next((event for event in self.events if event.get("event") == name), None)
 
 
 def _flags(options: Mapping[str, str]) -> list[str]:

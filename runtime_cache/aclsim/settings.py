@@ -41,7 +41,10 @@ class SimSettings:
 
     def __post_init__(self) -> None:
         if self.initial_use_bytes < 0 or self.memory_bytes <= self.initial_use_bytes:
-            raise ValueError("memory_bytes must exceed initial_use_bytes, which must not be < 0")
+            raise ValueError(
+                f"memory_bytes {self.memory_bytes} must exceed initial_use_bytes"
+                f" {self.initial_use_bytes}, which the system takes first and must not be < 0"
+            )
         if self.run_mode not in (0, 1):
             raise ValueError(f"run_mode must be 0 or 1, not {self.run_mode}")
         if self.threads < 0 or self.device_count < 1:

@@ -31,14 +31,23 @@ def load_acl(
         ConfigError: the name is unknown, the module cannot be imported (and why), or a setting of
             the software device is wrong.
     """
-    match = _DEVICE.fullmatch(device)
-    if match is None:
-        raise ConfigError(f"device {device!r} is unknown; it is sim:N or npu:N, such as npu:0")
-    kind, device_id = match[1], int(match[2])
+    kind, device_id = parse_device(device)
     if kind == "npu" and sim_options:
         raise ConfigError(f"device {device!r} is no software device; remove its settings")
     acl = _load_software(sim_options or {}) if kind == "sim" else _load_vendor()
     return acl, device_id
+
+
+def parse_device(device: str) -> tuple[str, int]:
+    """(`sim` or `npu`, number) of a device's name.
+
+    Raises:
+        ConfigError: it is no such name.
+    """
+    match = _DEVICE.fullmatch(device)
+    if match is None:
+        raise ConfigError(f"device {device!r} is unknown; it is sim:N or npu:N, such as npu:0")
+    return match[1], int(match[2])
 
 
 def _load_software(options: Mapping[str, int | str | bool]) -> AclModule:

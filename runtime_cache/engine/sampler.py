@@ -33,6 +33,8 @@ _Ids = npt.NDArray[np.int64]
 
 # Far below any temperature that differs from greedy, far enough above 0 to divide by.
 _MIN_TEMPERATURE = 1e-30
+#: A smaller repetition penalty acts like this one; divided by less, logits leave float32.
+_MIN_REPETITION_PENALTY = 1e-6
 _MAX_BIAS = float(np.finfo(np.float32).max) / 4
 _SEED_MASK = (1 << 64) - 1
 
@@ -264,7 +266,7 @@ class _TokenCounts:
         """Apply steps 1 and 2 to `logits` [V], in place."""
         ids, counts = self._ids[: self._size], self._counts[: self._size]
         values = logits[ids]
-        factor = np.float32(params.repetition_penalty)
+        factor = np.float32(max(params.repetition_penalty, _MIN_REPETITION_PENALTY))
         values = np.where(values > 0, values / factor, values * factor)
         values -= np.float32(params.frequency_penalty) * counts
         values -= np.float32(params.presence_penalty) * (counts > 0)

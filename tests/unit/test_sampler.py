@@ -316,3 +316,12 @@ def test_logprobs_of_large_logits_do_not_overflow() -> None:
     assert result.logprobs is not None
     assert result.logprobs.logprob == 0
     assert [value for _, value in result.logprobs.top] == [0, -(2.0**128), -INF]
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e-7, 1e-6])
+@pytest.mark.parametrize("temperature", [0.0, 1e-40, 1.0])
+def test_the_smallest_repetition_penalties_stay_finite(penalty: float, temperature: float):
+    params = SamplingParams(repetition_penalty=penalty, temperature=temperature, seed=1, logprobs=1)
+    state = SamplerState(params, np.array([0, 1, 2]))
+    (sampled,) = sample_rows(np.array([[0.0, 3.0, -4.0, 5.0]], np.float32), [state])
+    assert sampled.token_id == 1

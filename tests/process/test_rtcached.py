@@ -1,0 +1,163 @@
+"""`rtcached` as a process: from start to stop, signals, sockets. See also test_rtcached_refuses."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ipc.sync_client import Client
+from tests.support.rtcached import PATIENCE_S, RawClient, run
+from tools.daemon_process import DaemonProcess
+
+LONG = {"type": "generate", "prompt": "x", "temperature": 0, "ignore_eos": True}
+
+
+def begin_long_answer(client: RawClient, max_tokens: int = 1500) -> None:
+    """Ask for an answer that takes about a second; returns when it is being written."""
+    client.send(id="long", max_tokens=max_tokens, **LONG)
+    assert client.receive()["type"] == "tokens"
+
+
+def left_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_ready_serve_stop(null_bundle: Path, tmp_path: Path):
+    daemon = DaemonProcess(null_bundle, "sim:0", ipc_endpoint=f"ipc://{tmp_path}/s")
+    with daemon:
+        assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
+        assert stat.S_IMODE(Path(f"{daemon.socket}.admin").stat().st_mode) == 0o600
+        with Client(daemon.endpoint) as client:
+            answer = client.generate("hello", max_tokens=5, temperature=0).result()
+        assert (answer.finish_reason, answer.usage.completion_tokens) == ("length", 5)
+    # Lock files stay: removing them would let two daemons lock two different files.
+    assert left_in(tmp_path) == ["s.admin.lock", "s.lock"]
+    names = [event["event"] for event in daemon.events]
+    assert names[names.index("ready") :] == ["ready", "signal", "draining", "drained", "stopped"]
+    assert daemon.process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_running_answers_end_before_the_daemon_does(null_bundle: Path, number: signal.Signals):
+    with (
+        DaemonProcess(null_bundle, "sim:0") as daemon,
+        RawClient(daemon.endpoint) as client,
+        RawClient(daemon.endpoint) as late,
+    ):
+        assert late.ask(type="ping", id="p")["type"] == "pong"
+        begin_long_answer(client)
+        daemon.process.send_signal(number)
+        assert daemon.wait_for("signal")["name"] == number.name
+        assert daemon.wait_for("draining")["unfinished"] == 1
+        refusal = late.ask(type="generate", id="late", prompt="x")
+        assert (refusal["code"], refusal["retryable"]) == ("draining", True)
+        done = client.last_reply()
+        assert daemon.wait() == 0
+        assert (done["type"], done["finish_reason"]) == ("done", "length")
+        assert done["usage"]["completion_tokens"] == 1500
+        assert client.rest() == []
+        assert daemon.wait_for("drained")["cancelled"] == 0
+
+
+def test_without_drain_time_answers_are_cancelled(null_bundle: Path):
+    with (
+        DaemonProcess(null_bundle, "sim:0", ipc_drain_timeout_s="0") as daemon,
+        RawClient(daemon.endpoint) as client,
+    ):
+        begin_long_answer(client, max_tokens=4000)
+        daemon.process.send_signal(signal.SIGTERM)
+        done = client.last_reply()
+        assert daemon.wait() == 0
+        assert (done["type"], done["finish_reason"]) == ("done", "cancelled")
+        assert done["usage"]["completion_tokens"] < 4000
+        assert client.rest() == []
+        assert daemon.wait_for("drained")["cancelled"] == 1
+
+
+def test_a_second_signal_ends_it_at_once_and_the_next_daemon_takes_over(
+    null_bundle: Path, tmp_path: Path
+):
+    endpoint = f"ipc://{tmp_path}/s"
+    with (
+        DaemonProcess(null_bundle, "sim:0", ipc_endpoint=endpoint) as daemon,
+        RawClient(endpoint) as client,
+    ):
+        begin_long_answer(client, max_tokens=4000)
+        daemon.process.send_signal(signal.SIGTERM)
+        daemon.wait_for("draining")
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.wait() == 128 + signal.SIGTERM
+        assert daemon.socket.exists()
+        daemon.process.returncode = 0  # as wanted here
+    with DaemonProcess(null_bundle, "sim:0", ipc_endpoint=endpoint), Client(endpoint) as client:
+        assert client.ping().uptime_s >= 0
+
+
+def test_a_killed_daemons_socket_is_taken_over(null_bundle: Path, tmp_path: Path):
+    endpoint = f"ipc://{tmp_path}/s"
+    killed = DaemonProcess(null_bundle, "sim:0", ipc_endpoint=endpoint)
+    with killed:
+        killed.kill()
+        assert left_in(tmp_path) == ["s", "s.admin", "s.admin.lock", "s.lock"]
+        killed.process.returncode = 0  # as wanted here
+    with DaemonProcess(null_bundle, "sim:0", ipc_endpoint=endpoint), Client(endpoint) as client:
+        assert client.ping().uptime_s >= 0
+
+
+def test_nobody_reads_its_log_any_more(null_bundle: Path, tmp_path: Path):
+    endpoint = f"ipc://{tmp_path}/s"
+    flags = ("--model-bundle", str(null_bundle), "--device", "sim:0", "--ipc-endpoint", endpoint)
+    with subprocess.Popen(
+        [sys.executable, "-m", "runtime_cache.daemon", *flags], stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        while b'"ready"' not in process.stderr.readline():
+            assert process.poll() is None
+        process.stderr.close()
+        with RawClient(endpoint) as client:
+            assert client.ask(type="nonsense", id="n")["code"] == "unknown_type"
+            begin_long_answer(client, max_tokens=100)
+            process.send_signal(signal.SIGTERM)
+            assert client.last_reply()["finish_reason"] == "length"
+        assert process.wait(PATIENCE_S) == 0
+    assert left_in(tmp_path) == ["s.admin.lock", "s.lock"]
+
+
+def test_a_second_daemon_is_refused_before_it_reads_the_bundle(null_bundle: Path):
+    with DaemonProcess(null_bundle, "sim:0") as daemon:
+        second = run(
+            "runtime_cache.daemon",
+            *("--model-bundle", "/nowhere", "--device", "sim:0"),
+            *("--ipc-endpoint", daemon.endpoint),
+        )
+        assert (second.code, second.out) == (2, "")
+        assert second.complaint == (
+            f"rtcached: another daemon (process {daemon.process.pid}) already serves at "
+            f"{daemon.socket}"
+        )
+        with Client(daemon.endpoint) as client:
+            assert client.ping().uptime_s >= 0
+
+
+def test_environment_gives_options(null_bundle: Path, tmp_path: Path):
+    env = {"RTCACHE_CACHE_BLOCK_SIZE": "32", "RTCACHE_DEVICE_DEVICE": "sim:0"}
+    ended = run("runtime_cache.daemon", "--check-config", "--cache-enable", "false", env=env)
+    rows = [line.split() for line in ended.out.splitlines()]
+    assert ended.code == 0
+    assert ["cache.block_size", "32", "environment", "RTCACHE_CACHE_BLOCK_SIZE"] in rows
+    assert ["device.device", '"sim:0"', "environment", "RTCACHE_DEVICE_DEVICE"] in rows
+    assert ["cache.enable", "false", "flag", "--cache-enable"] in rows
+    assert ["cache.cache_capacity", '""', "default"] in rows
+
+
+def test_a_cap_above_the_pool_warns_and_caps(null_bundle: Path):
+    with DaemonProcess(null_bundle, "sim:0", cache_cache_capacity="1.5") as daemon:
+        warning = daemon.wait_for("cache_capacity_capped")
+        assert (warning["level"], warning["asked_gb"]) == ("warning", 1.5)
+        with Client(daemon.admin_endpoint) as admin:
+            assert admin.stats()["pool"]["num_blocks"] == 127

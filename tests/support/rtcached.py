@@ -1,0 +1,138 @@
+"""`rtcached` as an operator meets it: run to its end, or asked over a raw socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import zmq
+
+from om_models.convert import convert
+from om_models.plan import ConvertOptions
+from tests.support.tiny import Silent
+
+#: Longer than anything here takes; only a hanging test reaches it [seconds].
+PATIENCE_S = 60.0
+#: 128 blocks of 64 tokens, contexts of 4096.
+NULL_OPTIONS = ConvertOptions(
+    target="sim",
+    kv_tokens=8192,
+    gears="prefill=32,128@64,1024,4096 decode=1,4,16@64,1024,4096",
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended.
+
+    Attributes:
+        complaint: what it said to people, without the lines of its log.
+    """
+
+    code: int
+    out: str
+    complaint: str
+
+
+def make_null_bundle(directory: Path) -> Path:
+    """A do-nothing bundle; takes two seconds."""
+    convert("null", directory / "null", NULL_OPTIONS, Silent())
+    return directory / "null"
+
+
+def copy_of(bundle: Path, directory: Path) -> Path:
+    """A bundle that may be damaged."""
+    return Path(shutil.copytree(bundle, directory / "bundle"))
+
+
+def flip_byte(path: Path, offset: int) -> None:
+    """Change one byte (a negative offset counts from the end)."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0x40
+    path.write_bytes(content)
+
+
+def run(*command: str, env: Mapping[str, str] | None = None, user: int | None = None) -> Ended:
+    """Run a module of this project to its end; a traceback is a failure of the test.
+
+    Args:
+        command: the module's name, and its arguments.
+        env: added to an environment that has no settings of ours.
+        user: user id to run as.
+    """
+    ours = ("RTCACHE_", "COLUMNS")
+    plain = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-m", *command],
+        env=plain | {"COLUMNS": "80"} | dict(env or {}),
+        user=user,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert "Traceback" not in ended.stderr, ended.stderr
+    said = [line for line in ended.stderr.splitlines() if not line.startswith('{"')]
+    return Ended(ended.returncode, ended.stdout, "\n".join(said))
+
+
+class RawClient:
+    """A socket of its own that sends what it likes and keeps everything it gets."""
+
+    def __init__(self, endpoint: str, kind: int = zmq.DEALER) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self.socket = self._context.socket(kind)
+        self.socket.set(zmq.LINGER, 0)
+        self.socket.connect(endpoint)
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Vanish; may be called twice."""
+        self._context.destroy(linger=0)
+
+    def send(self, **fields: Any) -> None:
+        """Send one message as JSON."""
+        self.socket.send(json.dumps(fields).encode())
+
+    def receive(self) -> dict[str, Any]:
+        """The next reply, whatever it belongs to."""
+        if not self.socket.poll(PATIENCE_S * 1000):
+            raise TimeoutError("the daemon sent nothing")
+        reply: dict[str, Any] = json.loads(self.socket.recv())
+        return reply
+
+    def ask(self, **fields: Any) -> dict[str, Any]:
+        """Send one message and wait for its last reply; pieces of an answer are skipped."""
+        self.send(**fields)
+        return self.last_reply()
+
+    def last_reply(self) -> dict[str, Any]:
+        """The next reply that is not a piece of an answer."""
+        while (reply := self.receive())["type"] == "tokens":
+            pass
+        return reply
+
+    def rest(self) -> list[dict[str, Any]]:
+        """What has arrived and was not read yet; to be asked when nothing more can come."""
+        replies = []
+        while self.socket.poll(0):
+            replies.append(json.loads(self.socket.recv()))
+        return replies
