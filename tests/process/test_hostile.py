@@ -1,0 +1,323 @@
+"""A running daemon and clients that mean no good: each gets its answer, nobody else notices.
+
+One daemon serves all of these tests; after each, nothing is live and the gauges add up.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from ipc.errors import ServerError
+from ipc.sync_client import Client
+from tests.support.rtcached import PATIENCE_S, RawClient
+from tools.daemon_process import DaemonProcess
+
+VOCAB = 257
+MAX_PROMPT = 4095
+GREEDY = {"type": "generate", "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def daemon(null_bundle: Path) -> Iterator[DaemonProcess]:
+    with DaemonProcess(null_bundle, "sim:0") as running:
+        yield running
+        odd = [e for e in running.events if e.get("level") not in {"info", "warning"}]
+        assert odd == []  # neither errors nor what libraries print
+
+
+@pytest.fixture(scope="module")
+def admin(daemon: DaemonProcess) -> Iterator[Client]:
+    with Client(daemon.admin_endpoint) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def all_is_well(admin: Client) -> Iterator[None]:
+    yield
+    settle(admin)
+    stats = admin.stats()
+    pool, engine = stats["pool"], stats["engine"]
+    assert pool["live_blocks"] == 0
+    assert pool["cached_blocks"] + pool["free_blocks"] == pool["num_blocks"] == 127
+    ends = ("refused", "finished", "cancelled", "expired", "failed", "registered")
+    assert engine["arrived"] == sum(engine[name] for name in ends)
+    assert (engine["failed_steps"], engine["late"]) == (0, 0)
+    assert [stats["ipc"][role]["handler_errors"] for role in ("user", "admin")] == [0, 0]
+
+
+@pytest.fixture
+def client(daemon: DaemonProcess) -> Iterator[RawClient]:
+    with RawClient(daemon.endpoint) as raw:
+        yield raw
+
+
+def settle(admin: Client) -> None:
+    """Wait until no request is in work, and give up what is registered."""
+    for entry in admin.list().entries:
+        if entry.prefix_id is not None:
+            admin.release(entry.prefix_id)
+    give_up_s = time.monotonic() + PATIENCE_S
+    while (engine := admin.stats()["engine"])["num_waiting"] + engine["num_running"]:
+        assert time.monotonic() < give_up_s, engine
+
+
+def resident_mib(daemon: DaemonProcess) -> int:
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+    return int(line.split()[1]) // 1024
+
+
+# --- messages that are none -----------------------------------------------------------------------
+
+NESTED = b'{"type":"ping","id":"n","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    ("frames", "code", "message_id"),
+    [
+        ([b""], "bad_encoding", None),
+        ([b"\x01"], "bad_encoding", None),
+        ([b"{"], "bad_encoding", None),
+        ([b"[]"], "bad_encoding", None),
+        ([b'{"type":"ping","id":"\xff\xfe"}'], "bad_encoding", None),
+        ([b'{"type":"generate","id":"a","prompt":"\xff"}'], "invalid_request", "a"),
+        ([b'{"type":"generate","id":"a","prompt":"\\ud800"}'], "bad_encoding", "a"),
+        ([b'{"type":"generate","id":"a","prompt":"x","temperature":NaN}'], "bad_encoding", "a"),
+        (
+            [b'{"type":"generate","id":"a","prompt":"x","temperature":1e999}'],
+            "invalid_request",
+            "a",
+        ),
+        ([b"\x82\xa4type\xa4ping\xa2id" + b"\x91" * 100_000], "bad_encoding", None),
+        ([NESTED], "bad_encoding", "n"),
+        ([b'{"type":"ping","id":"1"}', b""], "bad_frames", None),
+        ([b"", b"", b'{"type":"ping","id":"1"}'], "bad_frames", None),
+        ([b"{}"] * 1000, "bad_frames", None),
+        ([b'{"type":"ping","id":"a b"}'], "invalid_request", None),
+        ([b'{"type":"stats","id":"s"}'], "forbidden", "s"),
+        ([b'{"type":"reboot","id":"s"}'], "unknown_type", "s"),
+        ([b'{"type":"ping","id":"s","v":2}'], "unsupported_version", "s"),
+    ],
+)
+def test_messages_that_are_none(
+    client: RawClient, frames: list[bytes], code: str, message_id: str | None
+):
+    client.socket.send_multipart(frames)
+    assert client.socket.poll(PATIENCE_S * 1000)
+    payload = client.socket.recv_multipart()[-1]
+    is_json = payload.startswith(b"{")
+    reply = json.loads(payload) if is_json else msgspec.msgpack.decode(payload)
+    assert (reply["type"], reply["code"]) == ("error", code)
+    assert reply["id"] in {message_id, None}
+    assert reply["message"]
+    assert client.ask(type="ping", id="next")["type"] == "pong"
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "message"),
+    [
+        ({"prompt": "x" * 10_000_000}, "too_large", "the limit is 4194304"),
+        ({"prompt": "x" * 100_000}, "too_long", "the prompt has 100000 tokens"),
+        ({"prompt": "x" * (MAX_PROMPT + 1)}, "too_long", "at most 4095"),
+        ({"prompt_ids": [1] * 100_000}, "too_long", "the prompt has 100000 tokens"),
+        ({"prompt_ids": [0, VOCAB]}, "invalid_request", "outside the vocabulary (0 to 256)"),
+        ({"prompt_ids": [-1]}, "invalid_request", "`prompt_ids[0]`: expected an integer ≥ 0"),
+        ({"prompt_ids": [2**40]}, "invalid_request", "expected an integer ≤ 2147483647"),
+        ({"prompt": ""}, "invalid_request", "the prompt is empty"),
+        ({"prompt_ids": []}, "invalid_request", "the prompt is empty"),
+        ({}, "invalid_request", "exactly one of `prompt` and `prompt_ids`"),
+        ({"prompt": "x", "prefix_id": "p-none"}, "unknown_prefix", "`p-none`"),
+        ({"prompt": "x", "stop_token_ids": [VOCAB]}, "invalid_request", "outside the vocabulary"),
+        ({"prompt": "x", "logit_bias": {"3": 1e9}}, "invalid_request", "≤ 100"),
+        ({"prompt": "x", "logit_bias": {"9" * 5000: 1}}, "invalid_request", "in decimal"),
+        (
+            {"prompt": "x", "logit_bias": {str(i): 0 for i in range(1025)}},
+            "invalid_request",
+            "at most 1024 entries",
+        ),
+        ({"prompt": "x", "stop": [""]}, "invalid_request", "at least 1"),
+        ({"prompt": "x", "stop": ["y" * 257]}, "invalid_request", "at most 256"),
+        ({"prompt": "x", "stop": ["y"] * 17}, "invalid_request", "at most 16"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_requests_that_cannot_be_met(
+    client: RawClient, fields: dict[str, Any], code: str, message: str
+):
+    reply = client.ask(id="a", **GREEDY | fields)
+    assert (reply["type"], reply["id"], reply["code"]) == ("error", "a", code)
+    assert message in reply["message"]
+    assert not reply["retryable"]
+
+
+def test_the_longest_prompt_has_room_for_one_token(client: RawClient):
+    done = client.ask(id="a", prompt="x" * MAX_PROMPT, **GREEDY)
+    assert (done["finish_reason"], done["usage"]["completion_tokens"]) == ("length", 1)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def test_a_deadline_of_a_millisecond(client: RawClient):
+    done = client.ask(id="a", prompt="x" * 3000, deadline_ms=1, **GREEDY)
+    assert (done["type"], done["finish_reason"]) == ("done", "deadline")
+
+
+def test_one_token(client: RawClient):
+    done = client.ask(id="a", prompt="x", max_tokens=1, stream=False, **GREEDY)
+    assert (done["finish_reason"], len(done["token_ids"])) == ("length", 1)
+
+
+def test_stop_strings_of_all_kinds(client: RawClient):
+    """The text before the first stop string, whatever that is and however the answer is sent."""
+    asked = {"prompt": "x", "max_tokens": 30, **GREEDY}
+    text = client.ask(id="whole", stream=False, **asked)["text"]
+    for number, stop in enumerate([text[0], text[4:8], text[-1], text, text + "z", "\ufffd", "\0"]):
+        for is_streamed in (False, True):
+            client.send(id=f"{number}", stop=[stop, "never"], stream=is_streamed, **asked)
+            pieces = [client.receive()]
+            while pieces[-1]["type"] == "tokens":
+                pieces.append(client.receive())
+            assert "".join(piece["text"] for piece in pieces) == text.partition(stop)[0]
+            assert pieces[-1].get("stop") == (stop if stop in text else None)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"repetition_penalty": 5e-324, "temperature": 1e-40, "logprobs": 2},
+        {"repetition_penalty": 5e-324, "frequency_penalty": -2, "temperature": 100},
+        {"top_p": 1e-300, "temperature": 1e-300, "min_p": 1, "top_k": 2**31 - 1, "logprobs": 20},
+        {"logit_bias": {str(token): -100 for token in range(VOCAB)}, "temperature": 0},
+        {"logit_bias": {"7": 100, "8": -100}, "presence_penalty": 2, "seed": 0, "logprobs": 0},
+    ],
+)
+def test_extreme_sampling_costs_the_neighbour_nothing(
+    client: RawClient, admin: Client, sampling: dict[str, Any]
+):
+    expected = client.ask(id="alone", prompt="neighbour", max_tokens=40, stream=False, **GREEDY)
+    client.send(id="plain", prompt="neighbour", max_tokens=40, stream=False, **GREEDY)
+    client.send(
+        type="generate",
+        id="odd",
+        prompt="x",
+        max_tokens=20,
+        stream=False,
+        ignore_eos=True,
+        **sampling,
+    )
+    answers = {reply["id"]: reply for reply in (client.receive(), client.receive())}
+    assert answers["plain"]["token_ids"] == expected["token_ids"]
+    assert len(answers["odd"]["token_ids"]) == 20
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+def test_the_same_id_twice(client: RawClient):
+    client.send(id="t", prompt="x", max_tokens=50, stream=False, **GREEDY)
+    client.send(id="t", prompt="y", max_tokens=50, stream=False, **GREEDY)
+    assert client.receive()["code"] == "duplicate_id"
+    assert client.receive()["usage"]["completion_tokens"] == 50
+    assert client.ask(id="t", prompt="x", max_tokens=1, **GREEDY)["type"] == "done"
+
+
+def test_a_storm_of_cancels(client: RawClient):
+    for number in range(200):
+        client.send(id=f"s{number}", prompt=f"{number}" * 30, max_tokens=1000, **GREEDY)
+        client.send(type="cancel", id=f"c{number}", target=f"s{number}")
+        client.send(type="cancel", id=f"n{number}", target="nothing")
+    finals: Counter[str] = Counter()
+    reasons = set()
+    while finals.total() < 600:
+        reply = client.receive()
+        if reply["type"] != "tokens":
+            finals[reply["id"]] += 1
+            reasons.add(reply.get("finish_reason"))
+    assert len(finals) == 600
+    assert reasons == {None, "cancelled"}
+    assert client.rest() == []
+
+
+def test_a_cancel_while_the_text_is_still_being_read(client: RawClient):
+    client.send(id="long", prompt="x" * 300_000, **GREEDY)
+    client.send(type="cancel", id="c", target="long")
+    done, ok = client.receive(), client.receive()
+    assert (done["id"], done["finish_reason"], ok["type"]) == ("long", "cancelled", "ok")
+
+
+def test_clients_that_vanish(daemon: DaemonProcess, admin: Client):
+    def visit() -> None:
+        for number in range(200):
+            with RawClient(daemon.endpoint) as client:
+                client.send(id="v", prompt=f"{number}" * 50, max_tokens=3000, **GREEDY)
+                client.receive()
+
+    visit()
+    settle(admin)
+    before_mib = resident_mib(daemon)
+    visit()
+    settle(admin)
+    assert resident_mib(daemon) < before_mib + 24
+
+
+def test_clients_that_ask_and_never_read(daemon: DaemonProcess, admin: Client):
+    with ExitStack() as stack:
+        for _ in range(20):
+            mute = stack.enter_context(RawClient(daemon.endpoint, zmq.REQ))
+            mute.send(id="q", prompt="x", max_tokens=50, **GREEDY)
+        with RawClient(daemon.endpoint, zmq.REQ) as polite:
+            assert polite.ask(id="q", prompt="x", max_tokens=50, **GREEDY)["type"] == "done"
+        settle(admin)
+
+
+# --- prefixes -------------------------------------------------------------------------------------
+
+
+def test_a_prefix_that_leaves_no_room(admin: Client):
+    with pytest.raises(ServerError, match="at most 4095") as caught:
+        admin.register("y" * 4096)
+    assert caught.value.code == "too_long"
+
+
+def test_more_prefixes_than_fit(admin: Client, client: RawClient):
+    kept = admin.register("a" * 4000)
+    with pytest.raises(ServerError, match="registered prefixes hold 62 of 63 blocks") as caught:
+        admin.register("b" * 4000)
+    assert caught.value.code == "capacity"
+    done = client.ask(id="a", prompt="c" * 2000, max_tokens=3, **GREEDY)
+    assert done["finish_reason"] == "length"
+    done = client.ask(id="b", prompt="d", prefix_id=kept.prefix_id, max_tokens=3, **GREEDY)
+    assert (done["usage"]["prompt_tokens"], done["usage"]["cached_tokens"]) == (4001, 3968)
+
+
+def test_a_released_prefix(admin: Client, client: RawClient):
+    prefix_id = admin.register("z" * 100).prefix_id
+    admin.release(prefix_id)
+    reply = client.ask(id="a", prompt="x", prefix_id=prefix_id, **GREEDY)
+    assert reply["code"] == "unknown_prefix"
+    with pytest.raises(ServerError, match="is registered"):
+        admin.release(prefix_id)
+
+
+def test_evict_while_answers_are_written(admin: Client, client: RawClient):
+    alone = client.ask(id="alone", prompt="0" * 200, max_tokens=200, stream=False, **GREEDY)
+    for number in range(16):
+        client.send(id=f"{number}", prompt="0" * 200, max_tokens=200, stream=False, **GREEDY)
+    for _ in range(50):
+        admin.evict(all=True)
+    answers = [client.receive() for _ in range(16)]
+    assert {tuple(answer["token_ids"]) for answer in answers} == {tuple(alone["token_ids"])}
