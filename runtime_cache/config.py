@@ -31,9 +31,9 @@ else:
     import tomli as tomllib
 
 ENV_PREFIX = "RTCACHE_"
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?\s*$")
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("KMGT", start=1)}
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*$")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", start=1)}
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
@@ -229,7 +229,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ConfigError: the text is not a size.
     """
-    match = _SIZE.match(text)
+    match = _SIZE.match(text.lower())
     if match is None:
         raise ConfigError(f'"{text}" is not a size; write for example "4GiB" or "512MB"')
     return int(float(match[1]) * _UNITS[match[2] or ""])

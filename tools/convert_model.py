@@ -1,15 +1,8 @@
-"""`rtcache-convert`: a Llama checkpoint → a bundle that the daemon serves.
-
-Examples:
-    rtcache-convert ./Llama-3.2-1B --output bundles/llama --target ascend --soc-version Ascend310P3
-    rtcache-convert model.gguf --output bundles/model --target sim
-    rtcache-convert null --output bundles/null
-"""
+"""`rtcache-convert`: a Llama checkpoint → a bundle that the daemon serves."""
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +12,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from runtime_cache.errors import RuntimeCacheError
+from runtime_cache.config import parse_bytes
+from runtime_cache.errors import ConfigError, RuntimeCacheError
 
 if TYPE_CHECKING:
     from om_models.manifest import Manifest
@@ -37,8 +31,19 @@ _FIXED_BY_EXPORT = (
     "layout",
     "index_dtype",
 )
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
-_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+_EPILOG = """\
+examples:
+  rtcache-convert model.gguf --output bundles/model --target sim
+  rtcache-convert ./Llama-3.2-1B --output bundles/llama \\
+      --target ascend --soc-version Ascend310P3
+  rtcache-convert null --output bundles/null
+
+exit codes:
+  0 the bundle (or export) is complete   1 nothing was written
+  2 wrong command line                   130 interrupted, nothing was written
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -162,12 +167,10 @@ def _summary(output: Path, manifest: Manifest) -> dict[str, object]:
 
 
 def _size(text: str) -> int:
-    """Bytes of `4GiB`, `512MiB`, `1000000`; GB is read as GiB, as memory sizes are."""
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4GiB")
-    unit = (match[2] or "").lower().rstrip("i")
-    return _above_zero(text, int(float(match[1]) * 1024 ** _UNITS[unit]))
+    try:
+        return _above_zero(text, parse_bytes(text))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _count(text: str) -> int:
@@ -196,7 +199,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rtcache-convert",
-        description=__doc__,
+        description="Make a bundle, which the daemon serves, of a Llama checkpoint.",
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

@@ -201,7 +201,7 @@ def test_command_names_a_directory_that_cannot_be_made(
 
 
 @pytest.mark.parametrize(
-    ("text", "num_slots"), [("64KiB", 256), ("0.125 MiB", 512), ("65536", 256), ("1mb", 4096)]
+    ("text", "num_slots"), [("64KiB", 256), ("0.125 MiB", 512), ("65536", 256), ("1mb", 3904)]
 )
 def test_sizes(checkpoint: Path, tmp_path: Path, text: str, num_slots: int):
     arguments = [str(checkpoint), "--output", str(tmp_path / "e"), "--export-only"]

@@ -113,7 +113,7 @@ def test_every_option_has_a_flag_and_a_meaning() -> None:
 
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
-    [("1", 1), ("2KiB", 2048), ("2KB", 2000), ("1.5GiB", 3 * 2**29), ("4 G", 4 * 10**9)],
+    [("1", 1), ("2KiB", 2048), ("2kb", 2000), ("1.5GiB", 3 * 2**29), ("4 G", 4 * 10**9)],
 )
 def test_sizes(text: str, num_bytes: int) -> None:
     assert config.parse_bytes(text) == num_bytes
