@@ -76,9 +76,11 @@ def _run(arguments: argparse.Namespace) -> int:
         with Client(arguments.endpoint, timeout_s=arguments.timeout) as client:
             commands[arguments.command](client, arguments)
         return EXIT_OK
-    except (_UsageError, EndpointError, OSError, ValueError) as error:
-        if isinstance(error, BrokenPipeError):
-            raise
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _complain(f"{error.filename}: {error.strerror}", EXIT_USAGE)
+    except (_UsageError, EndpointError, ValueError) as error:
         return _complain(error, EXIT_USAGE)
     except Timeout as error:
         return _complain(error, EXIT_UNREACHABLE)
@@ -86,7 +88,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return _complain(error, EXIT_REFUSED)
 
 
-def _complain(error: Exception, code: int) -> int:
+def _complain(error: Exception | str, code: int) -> int:
     print(f"rtcache: {error}", file=sys.stderr)
     if isinstance(error, ServerError) and error.retryable:
         after = f" after {error.retry_after_ms} ms" if error.retry_after_ms is not None else ""

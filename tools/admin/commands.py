@@ -30,8 +30,8 @@ class Command(Protocol):
 class List:
     """Show the cached prefixes, most recently used first.
 
-    A prefix is a chain of KV blocks from the first token on; chains that only lead to longer ones
-    are not shown.
+    A prefix is a chain of KV blocks from the first token on; chains that only
+    lead to longer ones are not shown.
 
     example: rtcache-admin list --limit 20
     """
@@ -60,7 +60,8 @@ class List:
             )
         out.print(table)
         out.print(
-            f"{len(reply.entries)} of {reply.total} prefixes (a shared beginning counts in each)"
+            f"{len(reply.entries)} of {reply.total} prefixes (a shared beginning counts in each)",
+            soft_wrap=True,
         )
         return plain(reply)
 
@@ -85,7 +86,8 @@ class Evict:
         reply = client.evict(max_blocks=args.blocks, all=args.all)
         out.print(
             f"evicted {reply.num_blocks} blocks ({reply.num_bytes / 1024**2:.1f} MiB); "
-            f"{reply.in_use_blocks} blocks are in use and stay"
+            f"{reply.in_use_blocks} blocks are in use and stay",
+            soft_wrap=True,
         )
         return plain(reply)
 
@@ -113,8 +115,9 @@ class Stats:
 class Register:
     """Compute a prefix once and keep it until it is released.
 
-    The text is taken from the file, or from standard input if the file is `-`. Prints the prefix's
-    id, which `generate --prefix-id` and `release` take.
+    The text is taken from the file, or from standard input if the file is `-`.
+    Prints the prefix's id, which `rtcache generate --prefix-id` and `release`
+    take.
 
     example: rtcache-admin register system_prompt.txt
     """
@@ -129,7 +132,8 @@ class Register:
         reply = client.register(text)
         out.print(
             f"{reply.prefix_id}: {reply.num_tokens} tokens, {reply.cached_tokens} of them were "
-            f"cached already; {reply.num_bytes / 1024**2:.1f} MiB are kept"
+            f"cached already; {reply.num_bytes / 1024**2:.1f} MiB are kept",
+            soft_wrap=True,
         )
         return plain(reply)
 
@@ -147,7 +151,7 @@ class Release:
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
         reply = client.release(args.prefix_id)
-        out.print(f"released {reply.prefix_id}")
+        out.print(f"released {reply.prefix_id}", soft_wrap=True)
         return plain(reply)
 
 

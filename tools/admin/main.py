@@ -1,7 +1,4 @@
-"""`rtcache-admin COMMAND`: look into a running daemon's cache and change it.
-
-Exit codes: 0 done, 1 the daemon said no, 2 wrong usage, 3 the daemon cannot be reached.
-"""
+"""`rtcache-admin COMMAND`: look into a running daemon's cache and change it."""
 
 from __future__ import annotations
 
@@ -22,6 +19,17 @@ EXIT_REFUSED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 
+_EPILOG = """\
+examples:
+  rtcache-admin list
+  rtcache-admin register system_prompt.txt
+  rtcache-admin stats --json
+
+exit codes:
+  0 done               1 the daemon said no
+  2 wrong command line 3 no daemon answers
+"""
+
 _ENDPOINT_VARIABLE = "RTCACHE_ADMIN_ENDPOINT"
 
 
@@ -34,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             result = args.command.run(client, args, out)
     except ServerError as error:
         return _fail(f"{error.message} ({error.code})", EXIT_REFUSED)
-    except (EndpointError, OSError, ValueError) as error:
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}", EXIT_USAGE)
+    except (EndpointError, ValueError) as error:
         return _fail(str(error), EXIT_USAGE)
     except IpcError as error:
         return _fail(str(error), EXIT_UNREACHABLE)
@@ -48,11 +58,17 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--endpoint",
         default=os.environ.get(_ENDPOINT_VARIABLE, f"{DEFAULT_ENDPOINT}.admin"),
+        metavar="URL",
         help=f"admin socket (environment {_ENDPOINT_VARIABLE}; now %(default)s)",
     )
     common.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds (30)")
     common.add_argument("--json", action="store_true", help="print the reply as one JSON object")
-    parser = argparse.ArgumentParser(prog="rtcache-admin", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="rtcache-admin",
+        description="Look into a running daemon's cache and change it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     names = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         doc = command.__doc__ or ""
