@@ -97,7 +97,8 @@ class Runtime:
         """Unload, free and finalise. To be called when no step is in flight. Idempotent.
 
         Raises:
-            DeviceError: the first failure, after everything was tried.
+            DeviceError: the first failure, after everything was tried; code 507046 if a step that
+                timed out still runs, in which case nothing was released.
         """
         if self._is_closed:
             return
@@ -149,7 +150,9 @@ class Runtime:
         try:
             self.executor.close()
         finally:
-            self._device.close()
+            # Destroying a stream waits for its work, and holds the interpreter while it does.
+            if not self.executor.is_in_flight:
+                self._device.close()
 
     def _make_engine(self) -> None:
         config, layout = self.config, self.layout

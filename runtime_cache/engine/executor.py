@@ -155,8 +155,12 @@ class Executor:
         """Waits for work in flight, unloads the models, frees the pool. Idempotent.
 
         Raises:
+            AclError: code 507046: a step still runs and uses all of it, so nothing was released
+                and `is_in_flight` stays true. Only the end of the process frees it safely.
             DeviceError: the first failure, after everything was tried.
         """
+        with suppress(DeviceLost):  # the releases will say so themselves
+            self.resynchronize()
         self._teardown.close()
 
     def _load(self, manifest: Manifest, bundle_dir: Path) -> None:
@@ -170,7 +174,6 @@ class Executor:
             self._teardown.push(model.close)
             self._add_gears("prefill", om.prefill, model)
             self._add_gears("decode", om.decode, model)
-        self._teardown.push(self.resynchronize)
 
     def _add_gears(self, role: Role, specs: tuple[GearSpec, ...], model: OmModel) -> None:
         for spec in specs:

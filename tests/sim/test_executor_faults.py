@@ -113,6 +113,25 @@ def test_closing_waits_for_a_step_that_did_not_end(
     assert not executor.is_in_flight
 
 
+def test_closing_frees_nothing_that_a_hung_step_still_uses(
+    sum_device: AclDevice, open_executor: Opener
+) -> None:
+    model = VARIANTS[0]
+    executor = open_executor(model, step_timeout_ms=20)
+    before = inspect.report().num_alive
+    with inspect.hold(sum_device.stream):
+        with pytest.raises(AclError, match="507046"):
+            executor.run(step(ONE, Chat(model, [1]).feed(1)))
+        with pytest.raises(AclError, match="507046"):
+            executor.close()
+        assert executor.is_in_flight
+        assert inspect.report().num_alive == before
+    sum_device.synchronize(30_000)
+    inspect.clear()  # the expired waits; from here on nothing may be misused
+    executor.close()
+    assert inspect.report().misuses == ()
+
+
 def test_a_lost_device_is_lost_for_every_step(sum_bundles: dict[SumModel, Path]) -> None:
     model = VARIANTS[0]
     acl, device_id = load_acl("sim:0")
