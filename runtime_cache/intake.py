@@ -124,7 +124,7 @@ class Intake:
 
     def _given_ids(self, ids: tuple[int, ...]) -> TokenArray:
         tokens = np.asarray(ids, dtype=np.int32)
-        if tokens.size and int(tokens.max()) >= self.vocab_size:
+        if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
             self._check_ids("`prompt_ids`", ids)
         return tokens
 

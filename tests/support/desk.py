@@ -1,0 +1,222 @@
+"""A `Service` with a fake engine, made-up facts, and a record of what it sent."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ipc import messages as wire
+from ipc.codec import Encoding
+from ipc.server import ClientRef
+from om_models.chat import ChatTemplate
+from om_models.null_model import byte_level_library
+from om_models.tokenizer import Tokenizer
+from runtime_cache.engine.commands import (
+    EmitTokens,
+    FailRequest,
+    FinishReason,
+    FinishRequest,
+    ReportEvicted,
+)
+from runtime_cache.engine.events import CancelReason
+from runtime_cache.engine.loop import Answer
+from runtime_cache.engine.request import NewRequest, TokenArray, TokenLogprobs, Usage
+from runtime_cache.ids import PrefixId, RequestId
+from runtime_cache.intake import Intake, Prompted
+from runtime_cache.service import Defaults, Service
+
+BOS, EOS, VOCAB = 256, 257, 258
+ALICE = ClientRef(b"alice", "user", Encoding.MSGPACK, is_delimited=False)
+BOB = ClientRef(b"bob", "user", Encoding.JSON, is_delimited=True)
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+USAGE = Usage(10, 8, 2, 3, queue_s=0.0015, ttft_s=0.25, total_s=0.75)
+#: More than the service tokenises within the loop.
+LONG = "x" * 5000
+
+
+def tokenizer(bos: int | None = BOS) -> Tokenizer:
+    """One token a byte: `!` is 0, `a` is 64; `<s>` 256, `</s>` 257."""
+    return Tokenizer(byte_level_library(["<s>", "</s>"]), bos, {EOS})
+
+
+@dataclass(frozen=True)
+class HeldIntake(Intake):
+    """Reads no prompt before it may; `error` is raised instead of reading."""
+
+    may_read: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
+
+    def prompt(self, message: Prompted) -> TokenArray:
+        self.may_read.wait()
+        if self.error is not None:
+            raise self.error
+        return super().prompt(message)
+
+
+class FakeEngine:
+    """Keeps requests until the test answers them; a cancel is answered at once.
+
+    Attributes:
+        requests: all that were submitted.
+        cancels: id and reason of each cancel.
+        registered: the prefixes that `release_prefix` knows.
+        refuses: what every new request is answered by, if anything.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[NewRequest] = []
+        self.cancels: list[tuple[int, CancelReason]] = []
+        self.evictions: list[int | None] = []
+        self.registered: set[str] = set()
+        self.refuses: tuple[str, str, bool, int | None] | None = None
+        self._sinks: dict[RequestId, Callable[[Answer], None]] = {}
+
+    def submit(self, request: NewRequest, sink: Callable[[Answer], None]) -> None:
+        self.requests.append(request)
+        if self.refuses is not None:
+            sink(FailRequest(request.request_id, *self.refuses))
+            return
+        self._sinks[request.request_id] = sink
+
+    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
+        self.cancels.append((request_id, reason))
+        if request_id in self._sinks:
+            self.finish("cancelled", request_id=request_id)
+
+    def release_prefix(self, prefix_id: PrefixId) -> bool:
+        is_known = prefix_id in self.registered
+        self.registered.discard(prefix_id)
+        return is_known
+
+    def evict(self, max_blocks: int | None) -> ReportEvicted:
+        self.evictions.append(max_blocks)
+        return ReportEvicted(num_evicted=3, num_in_use=2)
+
+    # --- what a test lets it answer; the last request unless another is named -------------------
+
+    def emit(self, text: str, *token_ids: int, logprobs: tuple[TokenLogprobs, ...] = ()) -> None:
+        request_id = self.requests[-1].request_id
+        self._sinks[request_id](EmitTokens(request_id, token_ids, text, logprobs))
+
+    def finish(
+        self,
+        reason: FinishReason = "length",
+        text: str = "",
+        *,
+        stop: str | None = None,
+        usage: Usage = USAGE,
+        request_id: RequestId | None = None,
+    ) -> None:
+        request_id = request_id or self.requests[-1].request_id
+        prefix_id = self.requests[-1].prefix_id if reason == "registered" else None
+        if prefix_id is not None:
+            self.registered.add(prefix_id)
+        self._sinks.pop(request_id)(
+            FinishRequest(request_id, reason, text, usage, stop=stop, prefix_id=prefix_id)
+        )
+
+    def fail(self, code: str, message: str) -> None:
+        request_id = self.requests[-1].request_id
+        self._sinks.pop(request_id)(FailRequest(request_id, code, message, retryable=True))
+
+
+class FakeFacts:
+    """A daemon with blocks of four tokens and a hundred bytes."""
+
+    bytes_per_block = 100
+    block_size = 4
+    digest = "d1"
+
+    def info(self, message_id: wire.MessageId) -> wire.Info:
+        return wire.Info(
+            message_id,
+            model="m",
+            digest=self.digest,
+            device="none",
+            vocab_size=VOCAB,
+            max_model_len=64,
+            block_size=4,
+            chat=True,
+            limits={},
+            versions={},
+        )
+
+    def pong(self, message_id: wire.MessageId) -> wire.Pong:
+        return wire.Pong(message_id, version="1", uptime_s=2.5)
+
+    def stats(self) -> dict[str, Any]:
+        return {"pool": {"num_blocks": 7}}
+
+    def entries(self, limit: int) -> tuple[tuple[wire.Entry, ...], int]:
+        return (), limit
+
+
+class Desk:
+    """The service, what it was given and what it sent.
+
+    Attributes:
+        sent: client and reply, in order.
+        now_s: the clock's time.
+    """
+
+    def __init__(
+        self,
+        *,
+        defaults: Defaults | None = None,
+        template: str | None = TEMPLATE,
+        bos: int | None = BOS,
+        intake: Intake | None = None,
+    ) -> None:
+        self.engine = FakeEngine()
+        self.sent: list[tuple[ClientRef, wire.AnyReply]] = []
+        self.now_s = 100.0
+        chat_template = None if template is None else ChatTemplate(template)
+        self.service = Service(
+            self.engine,
+            intake or Intake(tokenizer(bos), chat_template, VOCAB),
+            FakeFacts(),
+            defaults or Defaults(),
+            self._send,
+            clock=lambda: self.now_s,
+        )
+        self._changed = asyncio.Event()
+
+    def say(self, message: wire.AnyRequest, client: ClientRef = ALICE) -> list[wire.AnyReply]:
+        """Give the service a message; returns what it sent within the call."""
+        before = len(self.sent)
+        self.service.on_message(client, message)
+        return [reply for _, reply in self.sent[before:]]
+
+    def take(self) -> list[wire.AnyReply]:
+        """What was sent since the last time."""
+        replies = [reply for _, reply in self.sent]
+        self.sent.clear()
+        return replies
+
+    @property
+    def request(self) -> NewRequest:
+        """The last request handed to the engine."""
+        return self.engine.requests[-1]
+
+    @property
+    def prompt(self) -> list[int]:
+        """Its prompt."""
+        prompt: list[int] = self.request.prompt.tolist()
+        return prompt
+
+    async def until_sent(self) -> list[wire.AnyReply]:
+        """Wait for the next replies."""
+        while not self.sent:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.take()
+
+    def _send(self, client: ClientRef, reply: wire.AnyReply) -> None:
+        self.sent.append((client, reply))
+        self._changed.set()

@@ -1,0 +1,195 @@
+"""Wire messages to token ids and sampling parameters."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ipc.messages import Chat, ChatMessage, Generate, MessageId, PrefixName, Register, Tokenize
+from om_models.chat import ChatTemplate
+from runtime_cache.engine.request import SamplingParams
+from runtime_cache.errors import InvalidRequest, UnknownPrefix
+from runtime_cache.ids import PrefixId
+from runtime_cache.intake import Intake, Prompted
+from tests.support.desk import BOS, TEMPLATE, VOCAB, tokenizer
+
+ID = MessageId("1")
+TURNS = (ChatMessage("system", "a"), ChatMessage("user", "b"))
+
+
+def intake(bos: int | None = BOS, template: str | None = TEMPLATE) -> Intake:
+    chat_template = None if template is None else ChatTemplate(template)
+    return Intake(tokenizer(bos), chat_template, VOCAB)
+
+
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = tokenizer().encode(text, add_bos=False).tolist()
+    return ids
+
+
+def test_the_alphabet_is_what_these_tests_assume() -> None:
+    assert ids_of("!ab<s>") == [0, 64, 65, 256]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (Generate(ID, prompt="ab"), [256, 64, 65]),
+        (Generate(ID, prompt="<s>ab"), [256, 64, 65]),
+        (Generate(ID, prompt_ids=(64, 65)), [64, 65]),
+        (Generate(ID, prompt_ids=(0, VOCAB - 1)), [0, 257]),
+        (Tokenize(ID, text="ab"), [256, 64, 65]),
+        (Register(ID, text="ab"), [256, 64, 65]),
+        (Register(ID, prompt_ids=(1, 2)), [1, 2]),
+        (Chat(ID, messages=TURNS), ids_of("system:a;user:b;>")),
+        (Tokenize(ID, messages=TURNS), ids_of("system:a;user:b;>")),
+        # More turns may follow a registered beginning.
+        (Register(ID, messages=TURNS), ids_of("system:a;user:b;")),
+    ],
+)
+def test_each_form_of_a_prompt(message: Prompted, expected: list[int]) -> None:
+    tokens = intake().prompt(message)
+    assert tokens.dtype == np.int32
+    assert tokens.tolist() == expected
+
+
+def test_a_prefix_stands_before_the_prompt_and_brings_the_only_bos() -> None:
+    reader = intake()
+    name = PrefixName("p-1")
+    reader.prefixes[PrefixId(name)] = reader.prompt(Register(ID, text="a"))
+    for message, expected in [
+        (Generate(ID, prompt="b", prefix_id=name), [256, 64, 65]),
+        (Generate(ID, prompt="", prefix_id=name), [256, 64]),
+        (Generate(ID, prompt_ids=(7,), prefix_id=name), [256, 64, 7]),
+        (Generate(ID, prompt_ids=(), prefix_id=name), [256, 64]),
+    ]:
+        assert reader.prompt(message).tolist() == expected
+
+
+def test_an_unknown_prefix() -> None:
+    sentence = "no prefix `p-1` is registered; register it (again) first"
+    with pytest.raises(UnknownPrefix, match=re.escape(sentence)):
+        intake().prompt(Generate(ID, prompt="b", prefix_id=PrefixName("p-1")))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Generate(ID, prompt=""), Generate(ID, prompt_ids=()), Register(ID, text="")],
+)
+def test_a_prompt_without_a_token_is_refused(message: Prompted) -> None:
+    with pytest.raises(InvalidRequest, match=r"^the prompt is empty: give at least one token$"):
+        intake(bos=None).prompt(message)
+
+
+def test_nothing_at_all_can_be_tokenised() -> None:
+    assert intake(bos=None).prompt(Tokenize(ID, text="")).tolist() == []
+    assert intake().prompt(Generate(ID, prompt="")).tolist() == [BOS]
+
+
+@pytest.mark.parametrize("token_id", [VOCAB, 2**31 - 1, -1])
+def test_prompt_ids_outside_the_vocabulary(token_id: int) -> None:
+    sentence = f"`prompt_ids`: token id {token_id} is outside the vocabulary (0 to 257)"
+    for message in (
+        Generate(ID, prompt_ids=(1, token_id, 2)),
+        Register(ID, prompt_ids=(1, token_id, 2)),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            intake().prompt(message)
+        assert caught.value.message == sentence
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        (
+            {"logit_bias": {"1": 1.0, "258": 2.0}},
+            "a key of `logit_bias`: token id 258 is outside the vocabulary (0 to 257)",
+        ),
+        (
+            {"stop_token_ids": (257, 258)},
+            "`stop_token_ids`: token id 258 is outside the vocabulary (0 to 257)",
+        ),
+    ],
+)
+def test_sampling_fields_outside_the_vocabulary(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        intake().params(Generate(ID, prompt="a", **fields), seed=1)
+    assert caught.value.message == sentence
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Generate(ID, prompt="a\ud800"),
+        Tokenize(ID, text="\udfff"),
+        Register(ID, text="\ud800"),
+        Chat(ID, messages=(ChatMessage("user", "\ud800"),)),
+    ],
+)
+def test_lone_surrogates(message: Prompted) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        intake().prompt(message)
+    assert caught.value.message == "the text is not valid Unicode: it has lone surrogates"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Chat(ID, messages=TURNS), Tokenize(ID, messages=TURNS), Register(ID, messages=TURNS)],
+)
+def test_a_model_without_a_chat_template(message: Prompted) -> None:
+    with pytest.raises(InvalidRequest, match=r"^this model has no chat template; use `generate`$"):
+        intake(template=None).prompt(message)
+
+
+def test_what_the_template_refuses_is_told() -> None:
+    reader = intake(template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(InvalidRequest) as caught:
+        reader.prompt(Chat(ID, messages=TURNS))
+    assert caught.value.message == (
+        "messages: the chat template refuses the messages: roles must alternate"
+    )
+
+
+def test_every_sampling_field_arrives() -> None:
+    message = Generate(
+        ID,
+        prompt="a",
+        max_tokens=5,
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        min_p=0.1,
+        seed=0,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        logit_bias={"7": -2.0, "0": 1.0},
+        stop=("x", "y"),
+        stop_token_ids=(3, 3, 4),
+        ignore_eos=True,
+        logprobs=0,
+    )
+    assert intake().params(message, seed=99) == SamplingParams(
+        max_tokens=5,
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        min_p=0.1,
+        seed=0,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        logit_bias=((7, -2.0), (0, 1.0)),
+        stop=("x", "y"),
+        stop_token_ids=frozenset({3, 4}),
+        ignore_eos=True,
+        logprobs=0,
+    )
+
+
+def test_the_seed_is_drawn_for_those_that_bring_none() -> None:
+    params = intake().params(Generate(ID, prompt="a"), seed=99)
+    assert params == SamplingParams(seed=99)

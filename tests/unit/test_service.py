@@ -1,0 +1,380 @@
+"""Every message to its reply, with a fake engine: exactly one final reply, no work left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ipc import messages as wire
+from ipc.messages import (
+    AnyReply,
+    AnyRequest,
+    Cancel,
+    Chat,
+    ChatMessage,
+    Done,
+    Error,
+    Evict,
+    Generate,
+    GetInfo,
+    GetStats,
+    ListEntries,
+    MessageId,
+    Ok,
+    Ping,
+    PrefixName,
+    Register,
+    Registered,
+    Release,
+    Released,
+    Tokenize,
+    Tokenized,
+    Tokens,
+)
+from runtime_cache.engine.request import TokenLogprobs
+from runtime_cache.service import Defaults
+from tests.support.desk import ALICE, BOB, EOS, USAGE, Desk
+
+ID = MessageId("1")
+WIRE_USAGE = wire.Usage(10, 8, 2, 3)
+WIRE_TIMING = wire.Timing(1.5, 250.0, 750.0, 4.0)
+TURNS = (ChatMessage("user", "b"),)
+
+
+def done(text: str = "", token_ids: tuple[int, ...] = (), index: int = 0, **more: Any) -> Done:
+    fields = {"finish_reason": "length", "usage": WIRE_USAGE, "timing": WIRE_TIMING} | more
+    return Done(ID, index=index, text=text, token_ids=token_ids, **fields)
+
+
+# --- answered within the call -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "reply"),
+    [
+        (Ping(ID), wire.Pong(ID, version="1", uptime_s=2.5)),
+        (GetStats(ID), wire.Stats(ID, stats={"pool": {"num_blocks": 7}})),
+        (ListEntries(ID, limit=5), wire.Listed(ID, entries=(), total=5)),
+        (Tokenize(ID, text="ab"), Tokenized(ID, token_ids=(256, 64, 65))),
+        (Tokenize(ID, text=""), Tokenized(ID, token_ids=(256,))),
+        (Cancel(ID, target=MessageId("nobody")), Ok(ID)),
+        (
+            Evict(ID, max_blocks=3),
+            wire.Evicted(ID, num_blocks=3, num_bytes=300, in_use_blocks=2),
+        ),
+        (Evict(ID, all=True), wire.Evicted(ID, num_blocks=3, num_bytes=300, in_use_blocks=2)),
+    ],
+)
+def test_messages_that_need_no_engine_step(message: AnyRequest, reply: AnyReply) -> None:
+    desk = Desk()
+    assert desk.say(message) == [reply]
+    assert desk.service.num_unfinished == 0
+    assert desk.engine.requests == []
+
+
+def test_info_and_the_two_ways_to_evict() -> None:
+    desk = Desk()
+    (info,) = desk.say(GetInfo(ID))
+    assert isinstance(info, wire.Info)
+    desk.say(Evict(ID, max_blocks=3))
+    desk.say(Evict(ID, all=True))
+    assert desk.engine.evictions == [3, None]
+
+
+# --- streamed or not ----------------------------------------------------------------------------
+
+
+def test_a_streamed_answer_is_the_concatenation_of_its_messages() -> None:
+    desk = Desk()
+    assert desk.say(Generate(ID, prompt="ab")) == []
+    assert desk.prompt == [256, 64, 65]
+    desk.engine.emit("x", 7)
+    desk.engine.emit("", 8, 9)
+    desk.engine.finish("stop", "yz", stop="\n")
+    assert desk.take() == [
+        Tokens(ID, index=0, text="x", token_ids=(7,)),
+        Tokens(ID, index=1, text="", token_ids=(8, 9)),
+        done("yz", index=3, finish_reason="stop", stop="\n"),
+    ]
+    assert desk.service.num_unfinished == 0
+
+
+def test_an_answer_that_is_not_streamed_is_one_message() -> None:
+    desk = Desk()
+    desk.say(Generate(ID, prompt="ab", stream=False), BOB)
+    desk.engine.emit("x", 7)
+    desk.engine.emit("", 8, 9)
+    desk.engine.finish("stop", "yz", stop="\n")
+    assert desk.sent == [(BOB, done("xyz", (7, 8, 9), finish_reason="stop", stop="\n"))]
+    assert desk.service.num_unfinished == 0
+
+
+def test_log_probabilities_are_finite_and_stay_with_their_tokens() -> None:
+    found = TokenLogprobs(7, -0.5, ((7, -0.5), (3, float("-inf"))))
+    shown = wire.Logprobs(7, -0.5, (wire.TopToken(7, -0.5), wire.TopToken(3, -9999.0)))
+    desk = Desk()
+    desk.say(Generate(ID, prompt="ab", logprobs=2))
+    desk.engine.emit("x", 7, logprobs=(found,))
+    desk.engine.finish()
+    assert desk.take() == [
+        Tokens(ID, index=0, text="x", token_ids=(7,), logprobs=(shown,)),
+        done(index=1),
+    ]
+    desk.say(Generate(ID, prompt="ab", logprobs=2, stream=False))
+    desk.engine.emit("x", 7, logprobs=(found,))
+    desk.engine.finish()
+    assert desk.take() == [done("x", (7,), logprobs=(shown,))]
+
+
+@pytest.mark.parametrize(
+    ("usage", "timing"),
+    [
+        (replace(USAGE, completion_tokens=1), wire.Timing(1.5, 250.0, 750.0, None)),
+        (replace(USAGE, total_s=0.25), wire.Timing(1.5, 250.0, 250.0, None)),
+        (replace(USAGE, completion_tokens=0, ttft_s=None), wire.Timing(1.5, None, 750.0, None)),
+    ],
+)
+def test_a_rate_needs_two_tokens_and_time_between_them(usage: Any, timing: wire.Timing) -> None:
+    desk = Desk()
+    desk.say(Generate(ID, prompt="ab"))
+    desk.engine.finish(usage=usage)
+    (reply,) = desk.take()
+    assert isinstance(reply, Done)
+    assert reply.timing == timing
+
+
+def test_a_chat_is_laid_out_and_its_answer_is_a_text_of_its_own() -> None:
+    desk = Desk()
+    desk.say(Chat(ID, messages=TURNS))
+    desk.say(Generate(MessageId("2"), prompt_ids=tuple(desk.prompt)))
+    chat, generated = desk.engine.requests
+    assert chat.prompt.tolist() == generated.prompt.tolist()
+    assert chat.prompt.tolist() == [84, 82, 68, 81, 25, 65, 26, 29]  # user:b;>
+    assert chat.eos_token_ids == {EOS}
+    assert (chat.kind, chat.prefix_id) == ("generate", None)
+
+
+def test_defaults_and_what_overrides_them() -> None:
+    desk = Desk(defaults=Defaults(max_tokens=5, deadline_ms=2000))
+    desk.say(Generate(ID, prompt="a"))
+    assert desk.request.params.max_tokens == 5
+    assert (desk.request.arrived_s, desk.request.deadline_s) == (100.0, 102.0)
+    desk.say(Generate(MessageId("2"), prompt="a", max_tokens=9, deadline_ms=500))
+    assert desk.request.params.max_tokens == 9
+    assert desk.request.deadline_s == 100.5
+    desk = Desk()
+    desk.say(Generate(ID, prompt="a"))
+    assert (desk.request.params.max_tokens, desk.request.deadline_s) == (None, None)
+
+
+def test_unseeded_requests_get_seeds_of_their_own() -> None:
+    desk = Desk()
+    for name in "123":
+        desk.say(Generate(MessageId(name), prompt="a"))
+    seeds = {request.params.seed for request in desk.engine.requests}
+    assert len(seeds) == 3
+    assert all(0 <= seed < 2**53 for seed in seeds)
+
+
+# --- refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "sentence"),
+    [
+        (
+            Generate(ID, prompt_ids=(1, 258)),
+            "invalid_request",
+            "`prompt_ids`: token id 258 is outside the vocabulary (0 to 257)",
+        ),
+        (
+            Generate(ID, prompt="a", logit_bias={"300": 1.0}),
+            "invalid_request",
+            "a key of `logit_bias`: token id 300 is outside the vocabulary (0 to 257)",
+        ),
+        (
+            Chat(ID, messages=TURNS, stop_token_ids=(258,)),
+            "invalid_request",
+            "`stop_token_ids`: token id 258 is outside the vocabulary (0 to 257)",
+        ),
+        (
+            Register(ID, prompt_ids=()),
+            "invalid_request",
+            "the prompt is empty: give at least one token",
+        ),
+        (
+            Tokenize(ID, text="\ud800"),
+            "invalid_request",
+            "the text is not valid Unicode: it has lone surrogates",
+        ),
+        (
+            Generate(ID, prompt="a", prefix_id=PrefixName("p-9")),
+            "unknown_prefix",
+            "no prefix `p-9` is registered; register it (again) first",
+        ),
+        (
+            Release(ID, prefix_id=PrefixName("p-9")),
+            "unknown_prefix",
+            "no prefix `p-9` is registered",
+        ),
+    ],
+)
+def test_a_wrong_request_is_refused_and_forgotten(
+    message: AnyRequest, code: str, sentence: str
+) -> None:
+    desk = Desk()
+    expected = Error(id=ID, code=code, message=sentence, retryable=False)
+    for _ in range(2):  # the id is free again
+        assert desk.say(message) == [expected]
+    assert desk.service.num_unfinished == 0
+    assert desk.engine.requests == []
+
+
+def test_a_model_without_a_chat_template() -> None:
+    desk = Desk(template=None)
+    sentence = "this model has no chat template; use `generate`"
+    refusal = Error(id=ID, code="invalid_request", message=sentence, retryable=False)
+    assert desk.say(Chat(ID, messages=TURNS)) == [refusal]
+
+
+def test_what_the_engine_refuses_within_the_call() -> None:
+    desk = Desk()
+    desk.engine.refuses = ("queue_full", "256 requests are waiting", True, 500)
+    refusal = Error(
+        id=ID,
+        code="queue_full",
+        message="256 requests are waiting",
+        retryable=True,
+        retry_after_ms=500,
+    )
+    assert desk.say(Generate(ID, prompt="a")) == [refusal]
+    assert desk.service.num_unfinished == 0
+
+
+def test_a_failure_after_some_tokens() -> None:
+    desk = Desk()
+    desk.say(Generate(ID, prompt="a"))
+    desk.engine.emit("x", 7)
+    desk.engine.fail("acl", "acl.rt.memcpy failed")
+    assert desk.take()[1:] == [
+        Error(id=ID, code="acl", message="acl.rt.memcpy failed", retryable=True)
+    ]
+    assert desk.service.num_unfinished == 0
+
+
+def test_an_id_names_one_unfinished_request_of_one_client() -> None:
+    desk = Desk()
+    desk.say(Generate(ID, prompt="a"))
+    sentence = "`id` '1' names an unfinished request of this client"
+    refusal = Error(id=ID, code="duplicate_id", message=sentence, retryable=False)
+    for message in (Generate(ID, prompt="b"), Tokenize(ID, text="b"), Register(ID, text="b")):
+        assert desk.say(message) == [refusal]
+    assert desk.say(Generate(ID, prompt="c"), BOB) == []
+    assert desk.service.num_unfinished == 2
+    assert len(desk.engine.requests) == 2
+    desk.engine.finish(request_id=desk.engine.requests[0].request_id)
+    assert desk.sent[-1] == (ALICE, done())
+    assert desk.say(Generate(ID, prompt="a")) == []
+
+
+# --- cancelled, gone, slow ----------------------------------------------------------------------
+
+
+def test_a_cancelled_answer_gets_its_own_end_and_the_cancel_its_ok() -> None:
+    desk = Desk()
+    desk.say(Generate(ID, prompt="a"))
+    desk.engine.emit("x", 7)
+    desk.take()
+    replies = desk.say(Cancel(MessageId("2"), target=ID))
+    assert replies == [done(index=1, finish_reason="cancelled"), Ok(MessageId("2"))]
+    assert desk.engine.cancels == [(1, "client")]
+    assert desk.say(Cancel(MessageId("3"), target=ID)) == [Ok(MessageId("3"))]
+    assert desk.service.num_unfinished == 0
+
+
+def test_nobody_cancels_the_request_of_another_client() -> None:
+    desk = Desk()
+    desk.say(Generate(ID, prompt="a"))
+    assert desk.say(Cancel(MessageId("2"), target=ID), BOB) == [Ok(MessageId("2"))]
+    assert desk.engine.cancels == []
+    assert desk.service.num_unfinished == 1
+
+
+def test_a_cancelled_registration_is_an_error() -> None:
+    desk = Desk()
+    desk.say(Register(ID, text="a"))
+    error = Error(id=ID, code="cancelled", message="the request was cancelled", retryable=True)
+    assert desk.say(Cancel(MessageId("2"), target=ID)) == [error, Ok(MessageId("2"))]
+
+
+@pytest.mark.parametrize("reason", ["client_gone", "slow_reader"])
+def test_all_requests_of_a_client_end_and_nothing_is_sent(reason: str) -> None:
+    desk = Desk()
+    for name in "123":
+        desk.say(Generate(MessageId(name), prompt="a"))
+    desk.say(Generate(ID, prompt="b"), BOB)
+    tell = {"client_gone": desk.service.on_client_gone, "slow_reader": desk.service.on_slow_reader}
+    tell[reason](ALICE)
+    tell[reason](ALICE)
+    assert desk.engine.cancels == [(1, reason), (2, reason), (3, reason)]
+    assert desk.sent == []
+    assert desk.service.num_unfinished == 1
+    desk.engine.emit("x", 7)
+    assert [client for client, _ in desk.sent] == [BOB]
+
+
+# --- prefixes -----------------------------------------------------------------------------------
+
+
+def register(desk: Desk, text: str = "abcdefghi") -> Registered:
+    desk.say(Register(ID, text=text))
+    desk.engine.finish("registered")
+    (reply,) = desk.take()
+    assert isinstance(reply, Registered)
+    return reply
+
+
+def test_a_registered_prefix_is_used_and_given_up() -> None:
+    desk = Desk()
+    reply = register(desk)
+    assert (desk.request.kind, desk.request.prefix_id) == ("register", reply.prefix_id)
+    # 10 tokens fill two blocks of four.
+    assert (reply.num_tokens, reply.cached_tokens, reply.num_bytes) == (10, 8, 200)
+    desk.say(Generate(ID, prompt="x", prefix_id=reply.prefix_id))
+    assert desk.prompt == [256, *range(64, 73), 87]
+    desk.engine.finish()
+    desk.take()
+    release = Release(ID, prefix_id=reply.prefix_id)
+    assert desk.say(release) == [Released(ID, prefix_id=reply.prefix_id)]
+    (again,) = desk.say(release)
+    assert isinstance(again, Error)
+    assert again.code == "unknown_prefix"
+    (refused,) = desk.say(Generate(ID, prompt="x", prefix_id=reply.prefix_id))
+    assert isinstance(refused, Error)
+    assert refused.code == "unknown_prefix"
+    assert desk.service.num_unfinished == 0
+
+
+def test_equal_tokens_have_equal_names_everywhere() -> None:
+    names = [register(Desk(), text).prefix_id for text in ("ab", "ab", "<s>ab", "abc")]
+    assert names[0] == names[1] == names[2] == "p-af0bc9416e19e4091cb4288037bf9895"
+    assert names[3] != names[0]
+
+
+def test_registering_again_changes_nothing() -> None:
+    desk = Desk()
+    assert register(desk) == register(desk)
+
+
+def test_a_failed_registration_leaves_no_name() -> None:
+    desk = Desk()
+    desk.say(Register(ID, text="ab"))
+    name = PrefixName(str(desk.request.prefix_id))
+    desk.engine.fail("capacity", "release some")
+    (reply,) = desk.take()
+    assert isinstance(reply, Error)
+    (refused,) = desk.say(Generate(ID, prompt="x", prefix_id=name))
+    assert isinstance(refused, Error)
+    assert refused.code == "unknown_prefix"

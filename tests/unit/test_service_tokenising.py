@@ -1,0 +1,202 @@
+"""Long texts, which are tokenised on a worker thread: what may happen meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ipc.messages import (
+    AnyReply,
+    AnyRequest,
+    Cancel,
+    Chat,
+    ChatMessage,
+    Done,
+    Error,
+    Generate,
+    MessageId,
+    Ok,
+    Ping,
+    Register,
+    Timing,
+    Tokenize,
+    Tokenized,
+    Usage,
+)
+from om_models.chat import ChatTemplate
+from runtime_cache.errors import InvalidRequest
+from tests.support.desk import ALICE, BOB, LONG, TEMPLATE, VOCAB, Desk, HeldIntake, tokenizer
+
+ID, OTHER = MessageId("1"), MessageId("2")
+LONG_TURNS = (ChatMessage("user", LONG),)
+CANCELLED = Error(id=ID, code="cancelled", message="the request was cancelled", retryable=True)
+NEVER_STARTED = Done(
+    ID,
+    index=0,
+    text="",
+    token_ids=(),
+    finish_reason="cancelled",
+    usage=Usage(0, 0, 0, 0),
+    timing=Timing(1500.0, None, 1500.0, None),
+)
+DRAINING = Error(
+    id=ID,
+    code="draining",
+    message="the daemon is shutting down",
+    retryable=True,
+    retry_after_ms=5000,
+)
+
+
+class HeldDesk(Desk):
+    """A desk whose intake reads nothing before `let_read`."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.intake = HeldIntake(tokenizer(), ChatTemplate(TEMPLATE), VOCAB, error=error)
+        super().__init__(intake=self.intake)
+
+    def let_read(self) -> None:
+        self.intake.may_read.set()
+
+    async def settle(self) -> None:
+        """Wait until everything that is being tokenised has been."""
+        self.let_read()
+        await asyncio.gather(*self.service._reading)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Generate(ID, prompt=LONG), Chat(ID, messages=LONG_TURNS), Register(ID, text=LONG)],
+)
+async def test_a_long_text_holds_up_no_one(message: AnyRequest) -> None:
+    desk = HeldDesk()
+    assert desk.say(message) == []
+    assert desk.engine.requests == []
+    assert isinstance(desk.say(Ping(OTHER))[0].id, str)
+    await desk.settle()
+    assert len(desk.prompt) >= len(LONG)
+    assert desk.service.num_unfinished == 1
+    desk.engine.finish("registered" if isinstance(message, Register) else "length")
+    assert desk.service.num_unfinished == 0
+    await desk.service.close()
+
+
+async def test_a_long_text_is_tokenised_as_a_short_one() -> None:
+    desk = HeldDesk()
+    assert desk.say(Tokenize(ID, text=LONG)) == []
+    desk.let_read()
+    assert await desk.until_sent() == [Tokenized(ID, token_ids=(256, *[87] * len(LONG)))]
+    assert desk.service.num_unfinished == 0
+    await desk.service.close()
+
+
+async def test_the_deadline_counts_from_the_arrival() -> None:
+    desk = HeldDesk()
+    desk.say(Generate(ID, prompt=LONG, deadline_ms=2000))
+    desk.now_s += 1.5
+    await desk.settle()
+    assert (desk.request.arrived_s, desk.request.deadline_s) == (100.0, 102.0)
+    desk.engine.finish()
+    await desk.service.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "final"),
+    [
+        (Generate(ID, prompt=LONG), NEVER_STARTED),
+        (Chat(ID, messages=LONG_TURNS), NEVER_STARTED),
+        (Register(ID, text=LONG), CANCELLED),
+        (Tokenize(ID, text=LONG), CANCELLED),
+    ],
+)
+async def test_a_cancel_while_it_is_tokenised(message: AnyRequest, final: AnyReply) -> None:
+    desk = HeldDesk()
+    desk.say(message)
+    desk.now_s += 1.5
+    assert desk.say(Cancel(OTHER, target=ID)) == [final, Ok(OTHER)]
+    assert desk.service.num_unfinished == 0
+    await desk.settle()
+    assert desk.engine.requests == []
+    assert len(desk.sent) == 2
+    await desk.service.close()
+
+
+async def test_a_cancel_after_it_was_tokenised() -> None:
+    desk = HeldDesk()
+    desk.say(Generate(ID, prompt=LONG))
+    await desk.settle()
+    final, ok = desk.say(Cancel(OTHER, target=ID))
+    assert isinstance(final, Done)
+    assert (final.finish_reason, ok) == ("cancelled", Ok(OTHER))
+    assert desk.engine.cancels == [(1, "client")]
+    assert desk.service.num_unfinished == 0
+    await desk.service.close()
+
+
+async def test_an_id_may_be_used_again_while_its_cancelled_text_is_read() -> None:
+    desk = HeldDesk()
+    desk.say(Generate(ID, prompt=LONG))
+    desk.say(Cancel(OTHER, target=ID))
+    desk.take()
+    assert desk.say(Tokenize(ID, text=LONG)) == []
+    desk.let_read()
+    (reply,) = await desk.until_sent()
+    assert isinstance(reply, Tokenized)
+    assert desk.engine.requests == []
+    await desk.service.close()
+
+
+@pytest.mark.parametrize("reason", ["client_gone", "slow_reader"])
+async def test_a_client_that_is_gone_gets_nothing_and_starts_nothing(reason: str) -> None:
+    desk = HeldDesk()
+    desk.say(Generate(ID, prompt=LONG))
+    desk.say(Generate(ID, prompt=LONG), BOB)
+    tell = {"client_gone": desk.service.on_client_gone, "slow_reader": desk.service.on_slow_reader}
+    tell[reason](ALICE)
+    assert desk.service.num_unfinished == 1
+    await desk.settle()
+    assert len(desk.engine.requests) == 1
+    assert desk.sent == []
+    desk.engine.finish()
+    assert [client for client, _ in desk.sent] == [BOB]
+    await desk.service.close()
+
+
+async def test_a_text_that_cannot_be_read() -> None:
+    desk = HeldDesk(InvalidRequest("no"))
+    desk.say(Generate(ID, prompt=LONG))
+    desk.let_read()
+    assert await desk.until_sent() == [
+        Error(id=ID, code="invalid_request", message="no", retryable=False)
+    ]
+    assert desk.service.num_unfinished == 0
+    await desk.service.close()
+
+
+@pytest.mark.parametrize("text", ["short", LONG])
+async def test_a_bug_on_the_way_is_answered_too(text: str) -> None:
+    desk = HeldDesk(ZeroDivisionError())
+    desk.let_read()
+    desk.say(Generate(ID, prompt=text))
+    sentence = "the daemon failed on this request; its log has the details"
+    assert await desk.until_sent() == [
+        Error(id=ID, code="internal", message=sentence, retryable=False)
+    ]
+    assert desk.service.num_unfinished == 0
+    await desk.service.close()
+
+
+async def test_close_answers_what_was_not_read_and_what_comes_later() -> None:
+    desk = HeldDesk()
+    desk.say(Generate(ID, prompt=LONG))
+    desk.say(Tokenize(OTHER, text=LONG))
+    closing = asyncio.ensure_future(desk.service.close())
+    assert [reply.id for reply in await desk.until_sent()] == [ID, OTHER]
+    assert desk.say(Generate(ID, prompt=LONG)) == [DRAINING]
+    assert desk.say(Tokenize(ID, text="short")) == [DRAINING]
+    desk.let_read()
+    await closing
+    await desk.service.close()
+    assert desk.service.num_unfinished == 0
+    assert desk.engine.requests == []
