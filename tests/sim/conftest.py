@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from om_models.bundle import Bundle
 from runtime_cache.aclsim import faults, inspect
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.engine.executor import Executor
 from tests.support.devices import num_leaked, opened
 from tests.support.sum_chat import BLOCK
 from tests.support.sum_model import VARIANTS, SumModel, compile_sum_model
+from tests.support.tiny import make_bundle
 
 
 class Opener:
@@ -46,6 +48,12 @@ def sum_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[SumModel, Path
     for model, directory in found.items():
         compile_sum_model(model, directory)
     return found
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The base Llama of `tests.support.tiny`: 1024 KV tokens, context 128."""
+    return make_bundle(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

@@ -1,0 +1,186 @@
+"""A hit answers as a miss does, and the device computes only what was not cached.
+
+A tiny Llama with random weights on the software device, blocks of four tokens. What "equal" means
+is said in `tests.support.served`; ties are counted and reported. That the device was spared work is
+read off the token rows it appended to the pool, not off the cache's own counters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from om_models.bundle import Bundle
+from tests.support.served import BLOCK, Comparison, Served, random_prompt, served
+
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
+
+NUM_TOKENS = 6
+#: Lengths around whole blocks and around the largest prefill gear.
+LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 21, 31, 32, 33, 47, 64, 65)
+
+
+async def leave_cached(host: Served, prompt: list[int]) -> None:
+    """Empty the cache, then compute a prompt whose length is whole blocks."""
+    host.engine.evict(None)
+    if prompt:
+        await host.greedy(prompt, 1)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+async def test_every_hit_length(tiny_bundle: Bundle, length: int, record_property: Any) -> None:
+    comparison = Comparison()
+    async with served(tiny_bundle) as host:
+        for seed in range(4):
+            prompt = random_prompt(100 * length + seed, length)
+            miss = await host.cold(prompt, NUM_TOKENS)
+            for num_cached in range(0, length, BLOCK):
+                await leave_cached(host, prompt[:num_cached])
+                before = host.rows_appended()
+                hit = await host.greedy(prompt, NUM_TOKENS)
+                # The last answer token is never fed.
+                num_prompt_rows = host.rows_appended() - before - (NUM_TOKENS - 1)
+                assert hit.cached == num_cached
+                assert num_prompt_rows == hit.prefilled == length - num_cached
+                comparison.check_runs(hit, miss)
+    assert comparison.num_equal > 0
+    comparison.report(record_property)
+
+
+async def test_a_whole_prompt_in_the_cache_still_computes_its_last_block(
+    tiny_bundle: Bundle,
+) -> None:
+    """The logits of the last token are needed, so the last whole block is not reused."""
+    prompt = random_prompt(1, 4 * BLOCK)
+    async with served(tiny_bundle) as host:
+        await host.cold(prompt)
+        assert (await host.greedy(prompt)).cached == 3 * BLOCK
+
+
+async def test_rows_of_prefill_steps_and_padding_are_told_apart(tiny_bundle: Bundle) -> None:
+    prompt = random_prompt(2, 45)
+    async with served(tiny_bundle) as host:
+        await host.cold(prompt[:24], 1)
+        before = host.runtime.executor.counters["prefill"]
+        appended, padded = before.rows_appended, before.rows_padded
+        host.batches.clear()
+        await host.greedy(prompt, 1)
+        after = host.runtime.executor.counters["prefill"]
+        assert after.rows_appended - appended == 45 - 24
+        assert [batch.gear.chunk for batch in host.batches] == [32]
+        assert after.rows_padded - padded == 32 - 21
+
+
+async def test_second_and_third_turns(tiny_bundle: Bundle, record_property: Any) -> None:
+    """Prompt and answer of a turn begin the next prompt; both are reused."""
+    comparison = Comparison()
+    async with served(tiny_bundle) as host:
+        for seed in range(6):
+            prompt = random_prompt(seed, 20 + seed)
+            for turn in range(3):
+                warm = await host.greedy(prompt, 9)
+                host.engine.evict(None)
+                cold = await host.greedy(prompt, 9)
+                comparison.check_runs(warm, cold)
+                known = len(prompt) + len(cold.token_ids) - 1
+                prompt += [*cold.token_ids, *random_prompt(10 * seed + turn, 5)]
+                again = await host.greedy(prompt, 1)
+                assert again.cached == known // BLOCK * BLOCK
+    assert comparison.num_equal > 100
+    comparison.report(record_property)
+
+
+async def test_concurrent_requests_that_share_prefixes(
+    tiny_bundle: Bundle, record_property: Any
+) -> None:
+    """Joined to each other's batches at any step, each answers as alone and cold."""
+    comparison = Comparison()
+    shared = random_prompt(7, 30)
+    prompts = [shared[: 10 * (n % 4)] + random_prompt(n, 3 + 5 * n) for n in range(10)]
+    async with served(tiny_bundle) as host:
+        alone = [await host.cold(prompt, 12) for prompt in prompts]
+        host.engine.evict(None)
+        host.batches.clear()
+        for _ in range(2):  # the second time everything is a hit
+            together = await asyncio.gather(*(host.greedy(prompt, 12) for prompt in prompts))
+            for found, expected in zip(together, alone, strict=True):
+                comparison.check_runs(found, expected)
+        assert max(len(batch.rows) for batch in host.batches) == 4
+        assert [answer.cached for answer in together] == [
+            (len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts
+        ]
+    comparison.report(record_property)
+
+
+async def test_after_preemption(tiny_bundle: Bundle, record_property: Any) -> None:
+    comparison = Comparison()
+    prompts = [random_prompt(n, 30) for n in range(4)]
+    async with served(tiny_bundle, num_blocks=26) as host:
+        assert host.runtime.cache.num_usable == 25
+        alone = [await host.cold(prompt, 40) for prompt in prompts]
+        host.engine.evict(None)
+        together = await asyncio.gather(*(host.greedy(prompt, 40) for prompt in prompts))
+        assert host.engine.state.snapshot().engine.preemptions > 0
+        for found, expected in zip(together, alone, strict=True):
+            comparison.check_runs(found, expected)
+    comparison.report(record_property)
+
+
+async def test_after_eviction(tiny_bundle: Bundle, record_property: Any) -> None:
+    """Whatever part of a prompt an operator evicted, tail first."""
+    comparison = Comparison()
+    prompt = random_prompt(3, 41)
+    async with served(tiny_bundle) as host:
+        miss = await host.cold(prompt)
+        for num_evicted in range(11):
+            host.engine.evict(None)
+            await host.greedy(prompt, 1)
+            assert host.engine.evict(num_evicted).num_evicted == min(num_evicted, 10)
+            hit = await host.greedy(prompt)
+            assert hit.cached == 40 - BLOCK * num_evicted
+            comparison.check_runs(hit, miss)
+    comparison.report(record_property)
+
+
+async def test_eviction_under_load(tiny_bundle: Bundle, record_property: Any) -> None:
+    """A pool that never holds all prompts: blocks change owners all the time."""
+    comparison = Comparison()
+    prompts = [random_prompt(n, 33) for n in range(6)]
+    async with served(tiny_bundle, num_blocks=22) as host:
+        alone = [await host.cold(prompt, 5) for prompt in prompts]
+        for turn in range(4):
+            order = [prompts[(5 * turn + step * (turn + 1)) % 6] for step in range(6)]
+            for prompt in order:
+                found = await host.greedy(prompt, 5)
+                comparison.check_runs(found, alone[prompts.index(prompt)])
+        assert host.runtime.cache.counters.evicted_blocks > 50
+    comparison.report(record_property)
+
+
+async def test_a_registered_prefix_survives_eviction(
+    tiny_bundle: Bundle, record_property: Any
+) -> None:
+    comparison = Comparison()
+    prefix, prompt = random_prompt(4, 18), random_prompt(4, 18) + random_prompt(5, 9)
+    async with served(tiny_bundle) as host:
+        miss = await host.cold(prompt)
+        host.engine.evict(None)
+        before = host.rows_appended()
+        await host.register("p", prefix)
+        assert host.rows_appended() - before == 16  # whole blocks; the rest is of no use
+        host.engine.evict(None)
+        hit = await host.greedy(prompt)
+        assert hit.cached == 16
+        comparison.check_runs(hit, miss)
+    comparison.report(record_property)
+
+
+async def test_without_the_cache_every_prompt_is_computed(tiny_bundle: Bundle) -> None:
+    prompt = random_prompt(6, 25)
+    async with served(tiny_bundle, is_cached=False) as host:
+        answers = [await host.greedy(prompt) for _ in range(2)]
+        assert [answer.cached for answer in answers] == [0, 0]
+        assert [answer.prefilled for answer in answers] == [25, 25]
+        assert answers[0].token_ids == answers[1].token_ids
