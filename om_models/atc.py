@@ -136,9 +136,13 @@ def run_atc(target: Target, arguments: Sequence[str], on_line: OnLine) -> None:
             errors="replace",
         ) as process,
     ):
-        for line in process.stdout or ():
-            last_lines.append(line.rstrip())
-            on_line(line.rstrip())
+        try:
+            for line in process.stdout or ():
+                last_lines.append(line.rstrip())
+                on_line(line.rstrip())
+        except BaseException:
+            process.kill()  # interrupted: nobody waits an hour for what nobody wants
+            raise
     if process.returncode != 0:
         shown = "\n".join(last_lines)
         raise ConversionError(f"atc failed with exit code {process.returncode}:\n{shown}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +50,9 @@ exit codes:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, 1 if nothing was converted, 130 if interrupted."""
     args = _parse(arguments)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    # `kill` acts like Ctrl-C: nothing half-written stays.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         summary = _run(args, console)
     except RuntimeCacheError as error:

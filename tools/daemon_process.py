@@ -74,6 +74,7 @@ class DaemonProcess:
             self.wait_for("ready", READY_TIMEOUT_S)
         except BaseException:
             self.kill()
+            self._directory.cleanup()
             raise
         return self
 
@@ -127,7 +128,8 @@ class DaemonProcess:
 
     def log_text(self) -> str:
         """The end of its log, for people."""
-        return "\n".join(json.dumps(event) for event in self.events[-20:])
+        lines = (event.get("text") or json.dumps(event) for event in self.events[-20:])
+        return "\n".join(lines)
 
     def _follow_log(self) -> None:
         if self.process.stderr is None:

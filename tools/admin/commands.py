@@ -45,7 +45,10 @@ class List:
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
         reply = client.list(args.limit)
-        table = Table("prefix", "state", title_justify="left")
+        # No box: a prefix's whole id, to be copied, fits 80 columns with the rest.
+        table = Table(box=None, pad_edge=False)
+        table.add_column("prefix", no_wrap=True)
+        table.add_column("state")
         for name in ("tokens", "MiB", "hits", "idle s"):
             table.add_column(name, justify="right")
         for entry in reply.entries:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,10 +17,12 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from ipc.errors import IpcError
 from runtime_cache import __version__, log
 from runtime_cache.config import LogConfig
 from runtime_cache.errors import RuntimeCacheError
 from tools.bench import step, ttft
+from tools.daemon_process import DaemonFailed
 
 
 class Benchmark(Protocol):
@@ -37,19 +40,28 @@ BENCHMARKS: dict[str, Benchmark] = {"ttft": ttft, "step": step}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark; exit code 0, or 1 if it could not be run."""
     args = _parser().parse_args(argv)
+    # `kill` acts like Ctrl-C: the daemon that was started does not stay behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = Console(stderr=args.json)  # with --json, only the result goes to standard output
     log.configure(LogConfig(level="warning"))
     try:
         result = BENCHMARKS[args.name].run(args, out)
-    except RuntimeCacheError as error:
+    except (RuntimeCacheError, DaemonFailed, IpcError) as error:
         print(f"rtcache-bench: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     print(json.dumps({"benchmark": args.name, **result, **_provenance()}))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="rtcache-bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="rtcache-bench",
+        description="The project's measurements, each against its ceiling. Prints a table and, as "
+        "the last line, one JSON object.",
+        epilog="example: rtcache-bench ttft --bundle .models/smollm2 --runs 5",
+    )
     names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, benchmark in BENCHMARKS.items():
         doc = benchmark.__doc__ or ""
@@ -59,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
             description=doc,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        sub.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+        sub.add_argument("--json", action="store_true", help="the table goes to standard error")
         benchmark.add_flags(sub)
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,13 @@ def bench_config(bundle: Path, device: str, **flags: str) -> Config:
     given = {"model.bundle": str(bundle), "device.device": device}
     given |= {name.replace("__", "."): text for name, text in flags.items()}
     return load(env={}, flags=given).config
+
+
+def positive(text: str) -> int:
+    """A flag's value: a whole number from 1 on."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def median(values: Sequence[float]) -> float:

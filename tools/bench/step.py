@@ -1,9 +1,10 @@
 """Host time per decode step, with a model that does nothing.
 
-Runs 1, 8 and 16 answers at once through the whole engine (state machine, device thread, driver,
-sampler, detokeniser) on the do-nothing bundle; a step's time is from its start to the next one's.
-What is left of a real step's time is the model's. Beside it, as the floor, the same step run again
-and again without an engine: device thread, driver and device alone.
+Runs 1, 8 and 16 answers at once through the whole engine (state machine, device
+thread, driver, sampler, detokeniser) on the do-nothing bundle; a step's time is
+from its start to the next one's. What is left of a real step's time is the
+model's. Beside it, as the floor, the same step run again and again without an
+engine: device thread, driver and device alone.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.commands import EmitTokens, FailRequest
 from runtime_cache.engine.loop import Answer, EngineLoop
 from runtime_cache.engine.request import NewRequest, Sampled, SamplingParams
-from runtime_cache.errors import InternalError
+from runtime_cache.errors import ConfigError, InternalError
 from runtime_cache.ids import RequestId
 from runtime_cache.runtime import Runtime
-from tools.bench.stage import bench_config, median, null_bundle, spread
+from tools.bench.stage import bench_config, median, null_bundle, positive, spread
 
 BATCHES = (1, 8, 16)
 PROMPT_TOKENS = 32
@@ -38,8 +39,8 @@ PROMPT_TOKENS = 32
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of this benchmark."""
     parser.add_argument("--device", default="sim:0", help="device (sim:0)")
-    parser.add_argument("--tokens", type=int, default=400, help="answer tokens per run (400)")
-    parser.add_argument("--runs", type=int, default=5, help="runs per batch size (5)")
+    parser.add_argument("--tokens", type=positive, default=400, help="answer tokens per run (400)")
+    parser.add_argument("--runs", type=positive, default=5, help="runs per batch size (5)")
 
 
 def run(args: argparse.Namespace, out: Console) -> dict[str, Any]:
@@ -96,6 +97,11 @@ class _StepBench:
         # The answers begin one after the other, so the first and last steps are not full ones.
         decodes = [(s, step) for s, step in self._started if step.role == "decode"]
         self._full = [(s, step) for s, step in decodes if len(step.rows) == batch]
+        if len(self._full) < 2:
+            raise ConfigError(
+                f"--tokens {self._num_tokens} is too few: {batch} answers were never all being "
+                f"written at once"
+            )
         return statistics.median(b[0] - a[0] for a, b in pairwise(self._full)) * 1e6
 
     async def floor_us(self) -> float:

@@ -1,9 +1,10 @@
 """Time to the first token, cold and after a prefix hit, through the daemon and on the device alone.
 
-A prompt of 500 + 50 tokens: first with an empty cache, then once more with the same 500 and other
-50. Through a real `rtcached` process and its ZeroMQ socket, and in the same run as the ceiling the
-device steps of the same two prefills with nothing around them. The cache should keep at least nine
-tenths of the device's own ratio.
+A prompt of 500 + 50 tokens: first with an empty cache, then once more with the
+same 500 and other 50. Through a real `rtcached` process and its ZeroMQ socket,
+and in the same run as the ceiling the device steps of the same two prefills
+with nothing around them. The cache should keep at least nine tenths of the
+device's own ratio.
 """
 
 from __future__ import annotations
@@ -26,11 +27,8 @@ from runtime_cache.engine.request import NewRequest, SamplingParams, TokenArray
 from runtime_cache.errors import InternalError
 from runtime_cache.ids import RequestId
 from runtime_cache.runtime import Runtime
-from tools.bench.stage import bench_config, median, spread
+from tools.bench.stage import bench_config, median, positive, spread
 from tools.daemon_process import DaemonProcess
-
-SHARED_TOKENS = 500
-OWN_TOKENS = 50
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +40,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="bundle to serve (the one `make demo` makes)",
     )
     parser.add_argument("--device", default="sim:0", help="device (sim:0)")
-    parser.add_argument("--runs", type=int, default=5, help="cold and hit pairs (5)")
+    parser.add_argument("--runs", type=positive, default=5, help="cold and hit pairs (5)")
+    parser.add_argument(
+        "--shared-tokens", type=positive, default=500, help="prompt tokens that both have (500)"
+    )
+    parser.add_argument(
+        "--own-tokens", type=positive, default=50, help="prompt tokens of each one's own (50)"
+    )
 
 
 def run(args: argparse.Namespace, out: Console) -> dict[str, Any]:
@@ -83,7 +87,7 @@ async def _measure(
             Client(daemon.endpoint, timeout_s=300) as client,
             Client(daemon.admin_endpoint, timeout_s=30) as admin,
         ):
-            bench = _TtftBench(runtime, client, admin)
+            bench = _TtftBench(runtime, client, admin, args.shared_tokens, args.own_tokens)
             await bench.row()  # warm-up
             rows = []
             for number in range(args.runs):
@@ -97,18 +101,22 @@ async def _measure(
 class _TtftBench:
     """Cold and hit, through the daemon and on a device of our own, one after the other."""
 
-    def __init__(self, runtime: Runtime, client: Client, admin: Client) -> None:
+    def __init__(
+        self, runtime: Runtime, client: Client, admin: Client, num_shared: int, num_own: int
+    ) -> None:
         self._runtime = runtime
         self._client = client
         self._admin = admin
+        self._num_shared = num_shared
+        self._num_own = num_own
         self._random = np.random.default_rng(0)
         self._next_id = 1
 
     async def row(self) -> dict[str, float]:
         """One cold and one hit prefill, each measured on both roads."""
-        shared = self._tokens(SHARED_TOKENS)
-        cold = np.concatenate([shared, self._tokens(OWN_TOKENS)])
-        hit = np.concatenate([shared, self._tokens(OWN_TOKENS)])
+        shared = self._tokens(self._num_shared)
+        cold = np.concatenate([shared, self._tokens(self._num_own)])
+        hit = np.concatenate([shared, self._tokens(self._num_own)])
         self._admin.evict(all=True)
         self._runtime.engine.evict(None)
         row = {}

@@ -1,0 +1,224 @@
+"""`rtcache-convert` as a process: what it refuses, what it leaves, and which compiler it calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from om_models.bundle import load_bundle
+from tests.support.rtcached import PATIENCE_S, Ended, run
+from tests.support.tiny import tiny_spec, write_checkpoint
+from tests.support.tiny_gguf import write_tiny_gguf
+
+SMALL = ("--kv-tokens", "256", "--gears", "prefill=8@32,64 decode=1,2@32,64")
+
+#: Stands for CANN's atc: notes its arguments and writes an empty model.
+ATC = """\
+#!/bin/sh
+printf '%s\\n' "$@" > "$ATC_NOTES"
+for word in "$@"; do
+  case "$word" in --output=*) : > "${word#--output=}.om" ;; esac
+done
+"""
+#: Says where it runs, then never ends.
+SLOW_ATC = '#!/bin/sh\necho $$ > "$ATC_NOTES"\nexec sleep 600\n'
+
+
+def convert(*words: str, **env: str) -> Ended:
+    return run("tools.convert_model", *words, env=env)
+
+
+def left_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def options(words: list[str]) -> dict[str, str]:
+    """`--name=value` words."""
+    return dict(word.removeprefix("--").split("=", 1) for word in words)
+
+
+def put_on_path(directory: Path, script: str) -> dict[str, str]:
+    """An `atc` and an environment in which it is found."""
+    directory.mkdir()
+    (directory / "atc").write_text(script)
+    (directory / "atc").chmod(0o755)
+    path = f"{directory}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "ATC_NOTES": str(directory / "notes")}
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    return write_tiny_gguf(tmp_path / "tiny.gguf", tiny_spec())
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """In a directory of its own, to see what else is written there."""
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out" / "bundle"
+
+
+def test_a_summary_as_json(gguf: Path, output: Path):
+    ended = convert(str(gguf), "--output", str(output), "--json", *SMALL)
+    assert ended.code == 0
+    summary = json.loads(ended.out)
+    manifest = load_bundle(output).manifest
+    assert (summary["output"], summary["digest"]) == (str(output), manifest.digest)
+    assert summary["files"] == {name: file.num_bytes for name, file in manifest.files.items()}
+    assert left_in(output.parent) == ["bundle"]
+    assert max(map(len, ended.complaint.splitlines())) <= max(80, len(f"bundle: {output}"))
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def truncated_gguf(directory: Path) -> Path:
+    path = write_tiny_gguf(directory / "whole.gguf", tiny_spec())
+    cut = directory / "cut.gguf"
+    cut.write_bytes(path.read_bytes()[:-1])
+    return cut
+
+
+def no_gguf(directory: Path) -> Path:
+    path = directory / "letter.gguf"
+    path.write_text("Dear Sir or Madam")
+    return path
+
+
+def other_architecture(directory: Path) -> Path:
+    return write_tiny_gguf(directory / "falcon.gguf", tiny_spec(), architecture="falcon")
+
+
+def other_architecture_in_json(directory: Path) -> Path:
+    path = write_checkpoint(directory / "bert")
+    config = json.loads((path / "config.json").read_text())
+    changed = config | {"architectures": ["BertModel"], "model_type": "bert"}
+    (path / "config.json").write_text(json.dumps(changed))
+    return path
+
+
+def empty_directory(directory: Path) -> Path:
+    (directory / "empty").mkdir()
+    return directory / "empty"
+
+
+def nothing(directory: Path) -> Path:
+    return directory / "nothing"
+
+
+def a_text_file(directory: Path) -> Path:
+    path = directory / "notes.txt"
+    path.write_text("not a model")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (truncated_gguf, "is truncated"),
+        (no_gguf, "is not a GGUF file or is truncated"),
+        (other_architecture, "falcon"),
+        (other_architecture_in_json, "bert"),
+        (empty_directory, "config.json"),
+        (nothing, "nothing"),
+        (a_text_file, "notes.txt"),
+    ],
+)
+def test_sources_that_are_no_model(
+    tmp_path: Path, output: Path, make: Callable[[Path], Path], reason: str
+):
+    source = make(tmp_path)
+    ended = convert(str(source), "--output", str(output), *SMALL)
+    assert (ended.code, ended.out) == (1, "")
+    last = ended.complaint.splitlines()[-1]
+    assert last.startswith("rtcache-convert: ")
+    assert str(source) in last
+    assert reason.lower() in last.lower()
+    assert left_in(output.parent) == []
+
+
+def test_a_directory_with_something_else_is_left_alone(gguf: Path, output: Path):
+    output.mkdir()
+    (output / "thesis.tex").write_text("precious")
+    ended = convert(str(gguf), "--output", str(output), *SMALL)
+    assert ended.code == 1
+    assert ended.complaint.splitlines()[-1] == (
+        f"rtcache-convert: {output} exists and holds no manifest.json; it is not overwritten"
+    )
+    assert left_in(output.parent) == ["bundle"]
+    assert (output / "thesis.tex").read_text() == "precious"
+
+
+# --- the compiler ---------------------------------------------------------------------------------
+
+
+def test_export_here_compile_there(gguf: Path, output: Path):
+    export = output.parent / "export"
+    first = convert(str(gguf), "--output", str(export), "--export-only", "--json", *SMALL)
+    assert (first.code, left_in(output.parent)) == (0, ["export"])
+    second = convert(str(export), "--output", str(output), "--from-export", "--json")
+    assert (second.code, left_in(output.parent)) == (0, ["bundle", "export"])
+    assert json.loads(first.out)["digest"] == json.loads(second.out)["digest"]
+    assert load_bundle(output).manifest.kv.num_slots == 256
+
+
+def test_without_atc(gguf: Path, output: Path):
+    flags = ("--target", "ascend", "--soc-version", "Ascend310P3")
+    ended = convert(str(gguf), "--output", str(output), *flags, PATH="/nowhere")
+    assert (ended.code, left_in(output.parent)) == (1, [])
+    assert ended.complaint.strip() == (
+        "rtcache-convert: atc is not on the PATH: source set_env.sh of CANN, or use --export-only "
+        "here and --from-export on a host that has CANN"
+    )
+
+
+def test_atc_gets_the_command_line_of_the_export(gguf: Path, output: Path, tmp_path: Path):
+    flags = ("--target", "ascend", "--soc-version", "Ascend310P3", *SMALL)
+    env = put_on_path(tmp_path / "cann", ATC)
+    ended = convert(str(gguf), "--output", str(output), *flags, **env)
+    assert (ended.code, left_in(output)) == (0, ["manifest.json", "model.om", "tokenizer.json"])
+    assert load_bundle(output).manifest.target == "ascend"
+    noted = dict(
+        word[2:].split("=", 1) for word in Path(env["ATC_NOTES"]).read_text().split("\n")[:-1]
+    )
+    export = tmp_path / "export"
+    assert convert(str(gguf), "--output", str(export), "--export-only", *flags).code == 0
+    (line,) = [s for s in (export / "atc.sh").read_text().splitlines() if s.startswith("atc ")]
+    wanted = options(shlex.split(line)[1:])
+    assert noted.pop("model").endswith("/export/model.onnx")
+    assert noted.pop("output").endswith("/model")
+    assert (wanted.pop("model"), wanted.pop("output")) == ("model.onnx", "model")
+    assert noted == wanted
+    assert (noted["framework"], noted["soc_version"]) == ("5", "Ascend310P3")
+    assert len(noted["dynamic_dims"].split(";")) == 6
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(gguf: Path, output: Path, tmp_path: Path, number: signal.Signals):
+    env = put_on_path(tmp_path / "cann", SLOW_ATC)
+    notes = Path(env["ATC_NOTES"])
+    os.mkfifo(notes)
+    flags = ("--target", "ascend", "--soc-version", "Ascend310P3", *SMALL)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tools.convert_model", str(gguf), "--output", str(output), *flags],
+        env=os.environ | env,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        compiler = int(notes.read_text())  # as soon as the compiler runs
+        process.send_signal(number)
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert said.endswith("rtcache-convert: interrupted; nothing was changed\n")
+    assert left_in(output.parent) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(compiler, 0)

@@ -1,0 +1,46 @@
+"""`make demo`'s second half, end to end, with the real model."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.smollm2
+@pytest.mark.timeout(600)
+def test_the_demo_keeps_its_promises(tmp_path: Path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "tools.demo"],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
+    out = ended.stdout
+    for answer in (
+        "The fishing boat Marta was built in 1894.",
+        "The telephone number of the office is 555 0142.",
+        "The nearest car park is at the fish market, ten minutes away on foot.",
+        "The museum is at 12 Pier Road, beside the lighthouse ferry.",
+    ):
+        assert f"\n{answer}\n" in out
+    # request, prompt tokens, cached, prefilled; the system prompt fills eight blocks of 64 tokens
+    rows = re.findall(r"│ (cold|hit|second turn) +│ +(\d+) │ +(\d+) │ +(\d+) │", out)
+    assert rows == [
+        ("cold", "531", "0", "531"),
+        ("hit", "531", "512", "19"),
+        ("hit", "529", "512", "17"),
+        ("second turn", "561", "512", "49"),
+    ]
+    assert re.search(r"live_blocks +0\n", out)
+    assert "rtcached drained, exited with 0 and removed its socket" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert list(tmp_path.glob("rtcache-*")) == []
