@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (RuntimeCacheError, DaemonFailed, IpcError) as error:
         print(f"rtcache-bench: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        print(f"rtcache-bench: {error}; install runtime-cache[sim,convert]", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     print(json.dumps({"benchmark": args.name, **result, **_provenance()}))

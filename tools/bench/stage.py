@@ -8,12 +8,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from om_models.convert import convert
-from om_models.plan import ConvertOptions, Plan
 from runtime_cache.config import Config, load
+
+if TYPE_CHECKING:
+    from om_models.plan import Plan
 
 
 class Quiet:
@@ -32,6 +34,10 @@ class Quiet:
 @contextmanager
 def null_bundle(out: Console) -> Iterator[Path]:
     """A do-nothing bundle in a temporary directory."""
+    # Imported late: measuring a bundle that exists needs no onnx.
+    from om_models.convert import convert
+    from om_models.plan import ConvertOptions
+
     with tempfile.TemporaryDirectory(prefix="rtcache-bench-") as directory:
         path = Path(directory) / "null"
         with out.status("making the do-nothing bundle"):
