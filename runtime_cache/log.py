@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import sys
+from collections.abc import Iterator
 from typing import TextIO, cast
 
 import structlog
@@ -51,10 +53,23 @@ class _Unbreakable(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
+        with self._surviving():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
+        with self._surviving():
             self._stream.flush()
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            # Nobody will ever read there. What is still buffered goes nowhere, or Python would fail
+            # once more when it flushes at exit, and change the exit code.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+        except OSError:
+            pass  # a full disk: later lines may fit again
