@@ -214,10 +214,13 @@ def _prompt(arguments: argparse.Namespace) -> str:
         raise _UsageError("give either a prompt or --prompt-file")
     if arguments.prompt_file is None:
         return str(arguments.prompt)
-    if arguments.prompt_file == "-":
-        return sys.stdin.read()
-    with open(arguments.prompt_file, encoding="utf-8") as file:
-        return file.read()
+    try:
+        if arguments.prompt_file == "-":
+            return sys.stdin.read()
+        with open(arguments.prompt_file, encoding="utf-8") as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise _UsageError(f"{arguments.prompt_file} is not UTF-8 text: {error.reason}") from error
 
 
 def _sampling(arguments: argparse.Namespace) -> SamplingOptions:
@@ -312,10 +315,10 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text}")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text}")
 
 
 if __name__ == "__main__":

@@ -31,5 +31,7 @@ def dealer_socket(
         socket.connect(endpoint)
     except zmq.ZMQError as error:
         socket.close()
-        raise EndpointError(f"cannot connect to {endpoint!r}: {error.strerror}") from error
+        raise EndpointError(
+            f"cannot connect to {endpoint!r}: expected ipc://PATH or tcp://HOST:PORT"
+        ) from error
     return socket

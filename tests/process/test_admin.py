@@ -117,6 +117,20 @@ def test_refusals(cold: DaemonProcess, words: tuple[str, ...], code: int, compla
     assert complaint in ended.complaint
 
 
+def test_common_options_may_stand_before_the_command(cold: DaemonProcess):
+    ended = run("tools.admin.main", "--endpoint", cold.admin_endpoint, "--json", "list")
+    assert (ended.code, json.loads(ended.out)) == (0, {"entries": [], "total": 0})
+
+
+def test_a_prefix_that_is_no_text(cold: DaemonProcess, tmp_path: Path):
+    (tmp_path / "noise").write_bytes(b"\xff\xfe")
+    ended = admin(cold, "register", str(tmp_path / "noise"))
+    assert (ended.code, ended.complaint) == (
+        2,
+        f"rtcache-admin: {tmp_path}/noise is not UTF-8 text: invalid start byte",
+    )
+
+
 def test_on_the_users_socket(cold: DaemonProcess):
     ended = run("tools.admin.main", "stats", "--endpoint", cold.endpoint)
     assert ended.code == 1

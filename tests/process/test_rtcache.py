@@ -12,6 +12,7 @@ import pytest
 
 from ipc.messages import Cancel, MessageId
 from tests.support.ipc_daemon import PATIENCE_S, CountingDaemon, DaemonThread
+from tests.support.rtcached import run
 
 
 @pytest.fixture
@@ -67,3 +68,20 @@ def test_a_reader_that_goes_away_is_no_error(daemon: DaemonThread) -> None:
         assert process.wait(PATIENCE_S) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (["--endpoint", "nonsense", "ping"], "expected ipc://PATH or tcp://HOST:PORT"),
+        (["--timeout", "soon", "ping"], "expected a number of seconds above 0, got soon"),
+        (["generate", "--prompt-file", "/nowhere"], "/nowhere: No such file or directory"),
+        (["generate", "--prompt-file", "noise"], "noise is not UTF-8 text: invalid start byte"),
+    ],
+)
+def test_wrong_command_lines(tmp_path: Path, line: list[str], complaint: str) -> None:
+    (tmp_path / "noise").write_bytes(b"\xff\xfe")
+    words = [str(tmp_path / word) if word == "noise" else word for word in line]
+    ended = run("ipc.cli", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert complaint in ended.complaint

@@ -131,7 +131,7 @@ class Register:
         parser.add_argument("file", help="text file, or - for standard input")
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
-        text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text("utf-8")
+        text = _read(args.file)
         reply = client.register(text)
         out.print(
             f"{reply.prefix_id}: {reply.num_tokens} tokens, {reply.cached_tokens} of them were "
@@ -156,6 +156,18 @@ class Release:
         reply = client.release(args.prefix_id)
         out.print(f"released {reply.prefix_id}", soft_wrap=True)
         return plain(reply)
+
+
+def _read(file: str) -> str:
+    """The text of a file, or of standard input.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text: {error.reason}") from error
 
 
 COMMANDS: tuple[Command, ...] = (List(), Evict(), Stats(), Register(), Release())

@@ -54,34 +54,50 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--endpoint",
-        default=os.environ.get(_ENDPOINT_VARIABLE, f"{DEFAULT_ENDPOINT}.admin"),
-        metavar="URL",
-        help=f"admin socket (environment {_ENDPOINT_VARIABLE}; now %(default)s)",
-    )
-    common.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds (30)")
-    common.add_argument("--json", action="store_true", help="print the reply as one JSON object")
     parser = argparse.ArgumentParser(
         prog="rtcache-admin",
         description="Look into a running daemon's cache and change it.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_common(parser, is_command=False)
     names = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         doc = command.__doc__ or ""
         sub = names.add_parser(
             command.name,
-            parents=[common],
             help=doc.splitlines()[0],
             description=doc.replace("\n    ", "\n"),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        _add_common(sub, is_command=True)
         command.add_flags(sub)
         sub.set_defaults(command=command)
     return parser
+
+
+def _add_common(parser: argparse.ArgumentParser, *, is_command: bool) -> None:
+    """Options that may stand before or after the command; only the former have defaults."""
+    endpoint = os.environ.get(_ENDPOINT_VARIABLE, f"{DEFAULT_ENDPOINT}.admin")
+
+    def default(value: object) -> object:
+        return argparse.SUPPRESS if is_command else value
+
+    parser.add_argument(
+        "--endpoint",
+        metavar="URL",
+        default=default(endpoint),
+        help=f"admin socket (environment {_ENDPOINT_VARIABLE}; now {endpoint})",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=default(30.0), metavar="S", help="seconds (30)"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        default=default(False),
+        help="print the reply as one JSON object",
+    )
 
 
 def _fail(message: str, code: int) -> int:
