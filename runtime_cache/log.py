@@ -71,5 +71,5 @@ class _Unbreakable(io.TextIOBase):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
             os.close(null)
-        except OSError:
-            pass  # a full disk: later lines may fit again
+        except (OSError, ValueError):
+            pass  # a full disk, where later lines may fit again; a stream that was closed

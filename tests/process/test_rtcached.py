@@ -79,6 +79,17 @@ def test_without_drain_time_answers_are_cancelled(null_bundle: Path):
         assert daemon.wait_for("drained")["cancelled"] == 1
 
 
+def test_a_text_that_is_still_being_read_gets_its_last_message(null_bundle: Path):
+    with DaemonProcess(null_bundle, "sim:0") as daemon, RawClient(daemon.endpoint) as client:
+        client.send(type="generate", id="long", prompt="x" * 3_000_000)  # takes seconds
+        assert client.ask(type="ping", id="p")["id"] == "p"
+        daemon.process.send_signal(signal.SIGTERM)
+        refusal = client.last_reply()
+        assert daemon.wait() == 0
+        assert (refusal["id"], refusal["code"]) == ("long", "draining")
+        assert client.rest() == []
+
+
 def test_a_second_signal_ends_it_at_once_and_the_next_daemon_takes_over(
     null_bundle: Path, tmp_path: Path
 ):

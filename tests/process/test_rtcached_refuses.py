@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from runtime_cache import daemon
 from tests.support.rtcached import Ended, copy_of, flip_byte, run
@@ -68,6 +69,14 @@ def test_a_missing_directory(null_bundle: Path, tmp_path: Path):
     )
 
 
+@pytest.fixture
+def own_log() -> Iterator[None]:
+    """`main` sets up the log of this whole process; later tests get it back as it was."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("own_log")
 def test_a_directory_one_may_not_write_to(capsys: pytest.CaptureFixture[str]):
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o555)
