@@ -6,18 +6,16 @@ Requests are chosen so that the scheduler itself uses each gear; answers are the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from om_models.bundle import Bundle
 from om_models.plan import ConvertOptions
-from om_models.reference import KvCache, ReferenceLlama
+from om_models.reference import ReferenceLlama
 from om_models.spec import ModelSpec
 from runtime_cache.engine.gears import Gear, Role
-from tests.support.served import Comparison, Served, random_prompt, served
+from tests.support.served import Comparison, Served, oracle, random_prompt, served
 from tests.support.tiny import make_bundle, tiny_reference, tiny_spec
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -43,19 +41,6 @@ def variant(
     options = ConvertOptions("sim", kv_tokens=1024, gears=GEARS, **changes)
     bundle = make_bundle(tmp_path_factory.mktemp("gears"), spec, options=options)
     return bundle, tiny_reference(spec), bound
-
-
-def oracle(model: ReferenceLlama, prompt: Sequence[int], num_tokens: int) -> tuple[Any, Any]:
-    """The oracle's greedy tokens, and how far each second candidate was behind."""
-    cache, fed = KvCache(), np.asarray(prompt)
-    tokens, margins = [], []
-    for _ in range(num_tokens):
-        logits = model.forward(fed, cache)[-1]
-        second, first = np.sort(logits)[-2:]
-        tokens.append(int(logits.argmax()))
-        margins.append(float(first - second))
-        fed = np.array(tokens[-1:])
-    return tokens, margins
 
 
 def compiled_gears(bundle: Bundle) -> set[tuple[Role, Gear]]:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from om_models.bundle import Bundle
+from om_models.reference import KvCache, ReferenceLlama
 from runtime_cache.aclsim import faults, inspect
 from runtime_cache.cache import invariants
 from runtime_cache.config import Config
@@ -121,15 +122,16 @@ class Served:
         self.engine = EngineLoop(runtime.engine.state, self._run_step)
         self._next_id = 1
 
-    async def greedy(
-        self, prompt: Sequence[int], max_tokens: int = 6, *, logprobs: int = 2
-    ) -> Greedy:
-        """The greedy answer of exactly `max_tokens` tokens."""
+    def submit(self, prompt: Sequence[int], max_tokens: int = 6) -> Ear:
+        """Ask for a greedy answer of exactly `max_tokens` tokens."""
         ear = Ear()
-        params = SamplingParams(
-            max_tokens=max_tokens, temperature=0.0, logprobs=logprobs, ignore_eos=True
-        )
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=2, ignore_eos=True)
         self.engine.submit(NewRequest(self._new_id(), _array(prompt), params), ear)
+        return ear
+
+    async def greedy(self, prompt: Sequence[int], max_tokens: int = 6) -> Greedy:
+        """The greedy answer of exactly `max_tokens` tokens."""
+        ear = self.submit(prompt, max_tokens)
         final = await ear.final
         assert isinstance(final, FinishRequest), final
         return Greedy(
@@ -241,6 +243,22 @@ async def served(bundle: Bundle, **changes: Any) -> AsyncIterator[Served]:
 def random_prompt(seed: int, num_tokens: int) -> list[int]:
     """Token ids of the byte-level vocabulary."""
     return [int(token) for token in np.random.RandomState(seed).randint(0, 256, num_tokens)]
+
+
+def oracle(
+    model: ReferenceLlama, prompt: Sequence[int], num_tokens: int
+) -> tuple[list[int], list[float]]:
+    """The oracle's greedy tokens, and how far each second candidate was behind."""
+    cache, fed = KvCache(), np.asarray(prompt)
+    tokens: list[int] = []
+    margins: list[float] = []
+    for _ in range(num_tokens):
+        logits = model.forward(fed, cache)[-1]
+        second, first = np.sort(logits)[-2:]
+        tokens.append(int(logits.argmax()))
+        margins.append(float(first - second))
+        fed = np.array(tokens[-1:])
+    return tokens, margins
 
 
 def _array(prompt: Sequence[int]) -> Any:
