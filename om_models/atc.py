@@ -6,8 +6,10 @@ reference, one page an option; what was not confirmed there is said in docs/kern
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,8 @@ from om_models.plan import Target
 from runtime_cache.errors import ConversionError
 
 FRAMEWORK_ONNX = 5
+#: The software device's compiler, as arguments of Python.
+SOFTWARE_ATC = ("-m", "runtime_cache.aclsim", "atc")
 #: How much of the compiler's output an error message carries [lines].
 SHOWN_LINES = 15
 
@@ -88,9 +92,10 @@ def _joined(dims: Sequence[int]) -> str:
     return ",".join(map(str, dims))
 
 
-def shell_script(command_lines: Sequence[Sequence[str]]) -> str:
+def shell_script(target: Target, command_lines: Sequence[Sequence[str]]) -> str:
     """What `--export-only` leaves for another host: the command lines, run from their directory."""
-    lines = [shlex.join(["atc", *arguments]) for arguments in command_lines]
+    program = ["atc"] if target == "ascend" else ["python3", *SOFTWARE_ATC]
+    lines = [shlex.join([*program, *arguments]) for arguments in command_lines]
     return "\n".join(["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *lines, ""])
 
 
@@ -101,7 +106,7 @@ def compiler(target: Target) -> list[str]:
         ConversionError: the target is a real SoC and `atc` is not on the PATH.
     """
     if target == "sim":
-        return [sys.executable, "-m", "runtime_cache.aclsim", "atc"]
+        return [sys.executable, *SOFTWARE_ATC]
     program = shutil.which("atc")
     if program is None:
         raise ConversionError(
@@ -109,6 +114,24 @@ def compiler(target: Target) -> list[str]:
             " --from-export on a host that has CANN"
         )
     return [program]
+
+
+def check_soc_version(target: Target, soc_version: str) -> None:
+    """Refuse early what the software device's compiler would refuse after the weights.
+
+    Raises:
+        ConversionError: it does not know the SoC. What the real one knows is only known to itself.
+    """
+    if target != "sim":
+        return
+    # Imported late: brings ONNX Runtime, which a conversion for a card does without.
+    from runtime_cache.aclsim.atc import tables
+
+    if soc_version not in (known := tables().soc_versions):
+        raise ConversionError(
+            f"--soc-version {soc_version} is not known to the software device; known:"
+            f" {', '.join(known)}"
+        )
 
 
 def run_atc(target: Target, arguments: Sequence[str], on_line: OnLine) -> None:
@@ -125,7 +148,7 @@ def run_atc(target: Target, arguments: Sequence[str], on_line: OnLine) -> None:
     last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
     # ATC leaves kernel_meta/ and fusion_result.json where it runs.
     with (
-        tempfile.TemporaryDirectory(prefix="rtcache-atc-") as directory,
+        tempfile.TemporaryDirectory(prefix="rtcache-atc-", ignore_cleanup_errors=True) as directory,
         subprocess.Popen(
             command,
             cwd=directory,
@@ -134,6 +157,7 @@ def run_atc(target: Target, arguments: Sequence[str], on_line: OnLine) -> None:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            start_new_session=True,  # a group of its own: CANN's atc is a script with children
         ) as process,
     ):
         try:
@@ -141,21 +165,27 @@ def run_atc(target: Target, arguments: Sequence[str], on_line: OnLine) -> None:
                 last_lines.append(line.rstrip())
                 on_line(line.rstrip())
         except BaseException:
-            process.kill()  # interrupted: nobody waits an hour for what nobody wants
+            # Interrupted: nobody waits an hour for what nobody wants.
+            os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode != 0:
         shown = "\n".join(last_lines)
         raise ConversionError(f"atc failed with exit code {process.returncode}:\n{shown}")
 
 
-def compiled_path(directory: Path, om: OmFile) -> Path:
-    """The file ATC wrote; it adds OS and processor to the name if host code is inside.
+def find_compiled(directory: Path, om: OmFile) -> Path | None:
+    """The file ATC wrote, if it is there.
+
+    ATC adds OS and processor to the name if host code is inside.
 
     Raises:
-        ConversionError: there is none.
+        ConversionError: there are several.
     """
     plain = directory / om.path
-    found = [plain] if plain.is_file() else sorted(directory.glob(f"{plain.stem}_linux_*.om"))
-    if len(found) != 1:
-        raise ConversionError(f"atc reported success but wrote no {om.path}")
-    return found[0]
+    if plain.is_file():
+        return plain
+    found = sorted(directory.glob(f"{plain.stem}_linux_*.om"))
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ConversionError(f"{directory} holds several of {om.path}: {names}; leave one of them")
+    return found[0] if found else None

@@ -1,20 +1,17 @@
-"""Bundles on disk: written whole or not at all, checked before they are used."""
+"""Bundles on disk: sealed with checksums, checked before they are used."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from om_models.manifest import FORMAT, MANIFEST_NAME, FileEntry, KvSpec, Manifest, OmFile
+from om_models.manifest import FORMAT, MANIFEST_NAME, FileEntry, KvSpec, Manifest
 from om_models.spec import ModelSpec
+from om_models.staging import sync
 from runtime_cache.errors import BundleError
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -39,15 +36,6 @@ class Bundle:
     path: Path
     manifest: Manifest
 
-    def om_path(self, om: OmFile) -> Path:
-        """Where one of the manifest's `.om` files lies."""
-        return self.path / om.path
-
-    @property
-    def tokenizer_path(self) -> Path:
-        """Where `tokenizer.json` lies."""
-        return self.path / TOKENIZER_NAME
-
 
 def load_bundle(path: Path, *, verify: bool = True, progress: Progress | None = None) -> Bundle:
     """Read a bundle's manifest and check its files.
@@ -58,64 +46,77 @@ def load_bundle(path: Path, *, verify: bool = True, progress: Progress | None = 
     Raises:
         BundleError: there is no bundle, it is of another format, or a file is missing or damaged.
     """
-    manifest = _read_manifest(path)
-    _check_names(path, manifest)
+    manifest = read_manifest(path)
+    needed = (*(om.path for om in manifest.oms), TOKENIZER_NAME)
+    check_files(path, manifest, needed, verify=verify, progress=progress)
+    return Bundle(path, manifest)
+
+
+def read_manifest(path: Path, name: str = MANIFEST_NAME, kind: str = "a bundle") -> Manifest:
+    """Read a bundle's manifest, or the draft of one in an export.
+
+    Args:
+        kind: what messages say `path` should be.
+
+    Raises:
+        BundleError: there is none, it is damaged, or of another format.
+    """
+    if not path.is_dir():
+        raise BundleError(f"{path} is not {kind}: no such directory")
+    try:
+        text = (path / name).read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path} is not {kind}: cannot read {name}: {error}") from error
+    try:
+        found = msgspec.json.decode(text, type=_FormatOnly).format
+        if found != FORMAT:
+            age = "newer than" if found > FORMAT else "older than"
+            raise BundleError(f"{path} has bundle format {found}, {age} {FORMAT}; convert it again")
+        return msgspec.json.decode(text, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise BundleError(f"{path / name} is damaged: {error}") from error
+
+
+def check_files(
+    path: Path,
+    manifest: Manifest,
+    needed: Iterable[str],
+    *,
+    verify: bool = True,
+    progress: Progress | None = None,
+) -> None:
+    """Compare a directory with what its manifest says of it.
+
+    Args:
+        needed: names without which the manifest is not whole.
+        verify: compare the SHA-256 of every file (streamed); otherwise only the sizes.
+
+    Raises:
+        BundleError: a file is missing, damaged or not named in the manifest.
+    """
+    _check_names(path, manifest, needed)
     for name, entry in manifest.files.items():
         _check_size(path / name, entry)
     if verify:
         _check_digests(path, manifest, progress)
-    return Bundle(path, manifest)
 
 
-@contextmanager
-def staged_directory(output: Path, marker: str = MANIFEST_NAME) -> Iterator[Path]:
-    """A directory beside `output` that takes its place when the block ends without an error.
+def seal(directory: Path, manifest: Manifest, name: str = MANIFEST_NAME) -> Manifest:
+    """Write the manifest with size and checksum of every file, all of it on disk on return.
 
     Args:
-        marker: the file by which something that may be replaced is known.
-
-    Raises:
-        BundleError: `output` exists and has no marker; it is left as it is.
-    """
-    output = output.resolve()  # a link stays; what it points at is replaced
-    check_replaceable(output, marker)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    try:
-        yield staging
-        staging.chmod(0o755)
-        _publish(staging, output)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def check_replaceable(output: Path, marker: str = MANIFEST_NAME) -> None:
-    """Refuse to replace anything but a directory with the marker, or an empty one.
-
-    Raises:
-        BundleError: `output` holds something else.
-    """
-    if not output.exists():
-        return
-    if not output.is_dir():
-        raise BundleError(f"{output} exists and is not a directory")
-    if any(output.iterdir()) and not (output / marker).is_file():
-        raise BundleError(f"{output} exists and holds no {marker}; it is not overwritten")
-
-
-def seal(directory: Path, manifest: Manifest) -> Manifest:
-    """Write the manifest with size and checksum of every file, all of it on disk on return.
+        name: of the file that holds the manifest.
 
     Returns:
         The manifest as written.
     """
     names = sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
-    files = {name: _describe(directory / name) for name in names if name != MANIFEST_NAME}
+    files = {file: _describe(directory / file) for file in names if file != name}
     sealed = msgspec.structs.replace(manifest, files=files)
     text = msgspec.json.format(msgspec.json.encode(sealed), indent=2)
-    (directory / MANIFEST_NAME).write_bytes(text + b"\n")
-    for name in (*names, MANIFEST_NAME):
-        _sync(directory / name)
+    (directory / name).write_bytes(text + b"\n")
+    for file in (*names, name):
+        sync(directory / file)
     return sealed
 
 
@@ -135,31 +136,11 @@ def bundle_digest(weights_digest: str, spec: ModelSpec, kv: KvSpec) -> str:
     return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()
 
 
-def _read_manifest(path: Path) -> Manifest:
-    if not path.is_dir():
-        raise BundleError(f"{path} is not a bundle: no such directory")
-    manifest_path = path / MANIFEST_NAME
-    try:
-        text = manifest_path.read_bytes()
-    except OSError as error:
-        raise BundleError(
-            f"{path} is not a bundle: cannot read {MANIFEST_NAME}: {error}"
-        ) from error
-    try:
-        found = msgspec.json.decode(text, type=_FormatOnly).format
-        if found != FORMAT:
-            age = "newer than" if found > FORMAT else "older than"
-            raise BundleError(f"{path} has bundle format {found}, {age} {FORMAT}; convert it again")
-        return msgspec.json.decode(text, type=Manifest)
-    except msgspec.DecodeError as error:
-        raise BundleError(f"{manifest_path} is damaged: {error}") from error
-
-
-def _check_names(path: Path, manifest: Manifest) -> None:
+def _check_names(path: Path, manifest: Manifest, needed: Iterable[str]) -> None:
     for name in manifest.files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise BundleError(f"{path}: the manifest names {name!r}, outside the bundle")
-    for name in (*(om.path for om in manifest.oms), TOKENIZER_NAME):
+    for name in needed:
         if name not in manifest.files:
             raise BundleError(f"{path}: the manifest gives no checksum for {name}")
 
@@ -200,29 +181,3 @@ def _describe(path: Path) -> FileEntry:
     for chunk in _chunks(path):
         digest.update(chunk)
     return FileEntry(num_bytes=path.stat().st_size, sha256=digest.hexdigest())
-
-
-def _publish(staging: Path, output: Path) -> None:
-    """Put the finished directory in place; the old bundle survives if that fails."""
-    _sync(staging)
-    retired: Path | None = None
-    if output.exists():
-        retired = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.parent))
-        output.replace(retired)
-    try:
-        staging.rename(output)
-    except OSError:
-        if retired is not None:
-            retired.rename(output)
-        raise
-    _sync(output.parent)
-    if retired is not None:
-        shutil.rmtree(retired, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

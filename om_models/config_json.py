@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,8 +59,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         num_heads=num_heads,
         num_kv_heads=_integer(config, "num_key_value_heads", default=num_heads),
         head_dim=_integer(config, "head_dim", default=hidden_size // num_heads),
-        rms_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or DEFAULT_ROPE_THETA),
+        rms_eps=_number(config, "rms_norm_eps", default=1e-6),
+        rope_theta=_rope_theta(config, rope),
         max_position=max_position,
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         rope_scaling=_scaling(rope, max_position),
@@ -68,10 +70,10 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def check_spec(spec: ModelSpec) -> None:
-    """Refuse dimensions that do not make a Llama.
+    """Refuse numbers that do not make a Llama, whatever file they stood in.
 
     Raises:
-        ConversionError: heads do not divide, or the head size is odd.
+        ConversionError: heads do not divide, the head size is odd, or a constant is out of range.
     """
     if spec.num_heads % spec.num_kv_heads:
         raise ConversionError(
@@ -79,11 +81,27 @@ def check_spec(spec: ModelSpec) -> None:
         )
     if spec.head_dim % 2:
         raise ConversionError(f"head_dim {spec.head_dim} is odd; rotary pairs need an even one")
+    _check_positive(spec, "rms_eps", "rope_theta")
+    if (scaling := spec.rope_scaling) is None:
+        return
+    _check_positive(scaling, "factor", "low_freq_factor", "high_freq_factor")
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if low >= high:
+        raise ConversionError(f"rope scaling: low_freq_factor {low} is not below high {high}")
+
+
+def _check_positive(numbers: ModelSpec | RopeScaling, *names: str) -> None:
+    for name in names:
+        value = getattr(numbers, name)
+        if not 0 < value < math.inf:  # NaN is neither
+            raise ConversionError(f"{name} is {value}, expected a finite number above 0")
 
 
 def _check_arithmetic(config: Mapping[str, Any]) -> None:
     architectures = config.get("architectures") or [config.get("model_type")]
-    if not set(architectures) <= {*KNOWN_ARCHITECTURES, "llama"}:
+    if not isinstance(architectures, list):
+        raise ConversionError(f"architectures is {architectures!r}, expected a list")
+    if any(name not in (*KNOWN_ARCHITECTURES, "llama") for name in architectures):
         raise ConversionError(
             f"architecture {', '.join(map(str, architectures))} is not known;"
             f" known: {', '.join(KNOWN_ARCHITECTURES)}"
@@ -106,31 +124,52 @@ def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -
     return value
 
 
+def _number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    value = config.get(name, default)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or abs(value) > sys.float_info.max:
+        raise ConversionError(f"{name} is {value!r}, expected a finite number")
+    return float(value)
+
+
 def _rope_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The rope section: `rope_parameters` of newer files, else `rope_scaling` of older ones."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ConversionError(f"the rope section is {rope!r}, expected an object")
+    if nested := [name for name, value in rope.items() if isinstance(value, dict)]:
+        raise ConversionError(
+            f"the rope section has parts of its own for {', '.join(nested)}; only one for all"
+            " layers is supported"
+        )
+    for section in (config, rope):
+        if (part := section.get("partial_rotary_factor")) not in (None, 1):
+            raise ConversionError(
+                f"partial_rotary_factor is {part!r}; only whole heads are rotated here"
+            )
     return rope
+
+
+def _rope_theta(config: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
+    """Where newer files have it, else where older ones do; null counts as absent."""
+    for section in (rope, config):
+        if section.get("rope_theta") is not None:
+            return _number(section, "rope_theta")
+    return DEFAULT_ROPE_THETA
 
 
 def _scaling(rope: Mapping[str, Any], max_position: int) -> RopeScaling | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
-    try:
-        if kind == "linear":
-            return RopeScaling(kind="linear", factor=float(rope["factor"]))
-        if kind == "llama3":
-            return RopeScaling(
-                kind="llama3",
-                factor=float(rope["factor"]),
-                low_freq_factor=float(rope["low_freq_factor"]),
-                high_freq_factor=float(rope["high_freq_factor"]),
-                original_max_position=int(
-                    rope.get("original_max_position_embeddings") or max_position
-                ),
-            )
-    except KeyError as error:
-        raise ConversionError(f"rope scaling {kind!r} lacks {error}") from error
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=_number(rope, "factor"))
+    if kind == "llama3":
+        return RopeScaling(
+            kind="llama3",
+            factor=_number(rope, "factor"),
+            low_freq_factor=_number(rope, "low_freq_factor"),
+            high_freq_factor=_number(rope, "high_freq_factor"),
+            original_max_position=_integer(rope, "original_max_position_embeddings", max_position),
+        )
     raise ConversionError(f"rope scaling {kind!r} is not known; known: default, linear, llama3")

@@ -14,17 +14,32 @@ import msgspec
 import onnx
 
 import runtime_cache
-from om_models.atc import atc_arguments, compiled_path, compiler, run_atc, shell_script
-from om_models.bundle import TOKENIZER_NAME, Bundle, bundle_digest, seal, staged_directory
+from om_models.atc import (
+    atc_arguments,
+    check_soc_version,
+    compiler,
+    find_compiled,
+    run_atc,
+    shell_script,
+)
+from om_models.bundle import (
+    TOKENIZER_NAME,
+    Bundle,
+    bundle_digest,
+    check_files,
+    read_manifest,
+    seal,
+)
 from om_models.graph import GraphOptions
-from om_models.manifest import FORMAT, Manifest, OmFile
+from om_models.manifest import FORMAT, MANIFEST_NAME, Manifest, OmFile
 from om_models.plan import ConvertOptions, Plan, make_plan
 from om_models.sources import ModelSource, open_source, source_defaults
+from om_models.staging import staged_directory
 from om_models.tokenizer import TokenizerSource
 from runtime_cache.errors import ConversionError
 
 ONNX_NAME = "model.onnx"
-#: The manifest without checksums; by it an export is known.
+#: The manifest, with the checksums of the export's files; by it an export is known.
 DRAFT_NAME = "export.json"
 SCRIPT_NAME = "atc.sh"
 
@@ -56,7 +71,7 @@ def convert(source: str, output: Path, options: ConvertOptions, reporter: Report
         In both cases `output` is as it was before.
     """
     compiler(options.target)  # a missing compiler is to be known before minutes of work
-    with staged_directory(output) as staging:
+    with staged_directory(output, MANIFEST_NAME) as staging:
         export = staging / "export"
         export.mkdir()
         draft = _write_export(source, options, export, reporter)
@@ -71,26 +86,38 @@ def export_only(source: str, output: Path, options: ConvertOptions, reporter: Re
         ConversionError, BundleError: as `convert`.
     """
     with staged_directory(output, DRAFT_NAME) as staging:
-        return _write_export(source, options, staging, reporter)
+        draft = seal(staging, _write_export(source, options, staging, reporter), DRAFT_NAME)
+        # After the seal: whoever runs the script may well add options of ATC to it.
+        (staging / SCRIPT_NAME).write_text(_script(draft), "utf-8")
+    return draft
 
 
 def convert_export(
     export: Path, output: Path, soc_version: str | None, reporter: Reporter
 ) -> Bundle:
-    """Go on from an export.
+    """Go on from an export; what its `atc.sh` has compiled is taken as it is.
 
     Args:
         soc_version: to compile for another SoC than the export names.
 
     Raises:
-        ConversionError: the export is incomplete, or the compiler failed.
-        BundleError: `output` is not to be overwritten.
+        ConversionError: the compiler is missing where it is needed, or failed; or there is an
+            `.om` for another SoC.
+        BundleError: the export is incomplete or damaged, or `output` is not to be overwritten.
     """
-    draft = _read_draft(export)
-    if soc_version is not None:
+    draft = _read_export(export, reporter)
+    compiled = [om for om in draft.oms if find_compiled(export, om)]
+    if soc_version not in (None, draft.soc_version):
+        if compiled:
+            raise ConversionError(
+                f"{export} holds {compiled[0].path}, compiled for {draft.soc_version}; remove it to"
+                f" compile for {soc_version}"
+            )
         draft = msgspec.structs.replace(draft, soc_version=soc_version)
-    compiler(draft.target)
-    with staged_directory(output) as staging:
+    if len(compiled) < len(draft.oms):
+        compiler(draft.target)
+        check_soc_version(draft.target, draft.soc_version)
+    with staged_directory(output, MANIFEST_NAME) as staging:
         manifest = _compile(export, draft, staging, reporter)
     return Bundle(output, manifest)
 
@@ -100,6 +127,7 @@ def _write_export(
 ) -> Manifest:
     with open_source(source) as model:
         plan = make_plan(model.spec, source_defaults(source, options))
+        check_soc_version(plan.target, plan.soc_version)
         reporter.planned(plan, model.label)
         reporter.stage("tokenizer")
         tokenizer = model.tokenizer()
@@ -107,10 +135,7 @@ def _write_export(
         reporter.stage("weights and graph")
         graph_options = GraphOptions(plan.dtype, plan.index_dtype, plan.kv, plan.max_model_len)
         weights_digest = model.write_graph(graph_options, directory / ONNX_NAME, reporter.progress)
-        draft = _draft(model, plan, tokenizer, weights_digest)
-    (directory / DRAFT_NAME).write_bytes(msgspec.json.encode(draft))
-    (directory / SCRIPT_NAME).write_text(_script(draft), "utf-8")
-    return draft
+        return _draft(model, plan, tokenizer, weights_digest)
 
 
 def _draft(
@@ -138,31 +163,29 @@ def _draft(
 
 
 def _script(draft: Manifest) -> str:
-    return shell_script(
-        [atc_arguments(draft, om, ONNX_NAME, Path(om.path).stem) for om in draft.oms]
-    )
+    lines = [atc_arguments(draft, om, ONNX_NAME, Path(om.path).stem) for om in draft.oms]
+    return shell_script(draft.target, lines)
 
 
-def _read_draft(export: Path) -> Manifest:
-    try:
-        draft = msgspec.json.decode((export / DRAFT_NAME).read_bytes(), type=Manifest)
-    except OSError as error:
-        raise ConversionError(f"{export} is not an export: {error}") from error
-    except msgspec.DecodeError as error:
-        raise ConversionError(f"{export / DRAFT_NAME} is damaged: {error}") from error
-    for name in (ONNX_NAME, f"{ONNX_NAME}.data", TOKENIZER_NAME):
-        if not (export / name).is_file():
-            raise ConversionError(f"{export} is incomplete: {name} is missing")
+def _read_export(export: Path, reporter: Reporter) -> Manifest:
+    draft = read_manifest(export, DRAFT_NAME, "an export")
+    reporter.stage("verify export")
+    needed = (ONNX_NAME, f"{ONNX_NAME}.data", TOKENIZER_NAME)
+    check_files(export, draft, needed, progress=reporter.progress)
     return draft
 
 
 def _compile(export: Path, draft: Manifest, staging: Path, reporter: Reporter) -> Manifest:
-    """Run the compiler for each `.om`, then gather and seal the bundle in `staging`."""
+    """Run the compiler for each missing `.om`, then gather and seal the bundle in `staging`."""
     for om in draft.oms:
-        reporter.stage(f"compile {om.path}")
-        _compile_one(export.absolute(), draft, om, staging, reporter)
+        if compiled := find_compiled(export, om):
+            reporter.stage(f"copy {om.path}")
+            shutil.copyfile(compiled, staging / om.path)
+        else:
+            reporter.stage(f"compile {om.path}")
+            _compile_one(export.absolute(), draft, om, staging, reporter)
     reporter.stage("manifest")
-    (staging / TOKENIZER_NAME).write_bytes((export / TOKENIZER_NAME).read_bytes())
+    shutil.copyfile(export / TOKENIZER_NAME, staging / TOKENIZER_NAME)
     if export.parent == staging:
         shutil.rmtree(export)
     return seal(staging, draft)
@@ -179,4 +202,7 @@ def _compile_one(
             reporter.progress(int(match[1]), int(match[2]))
 
     run_atc(draft.target, arguments, on_line)
-    compiled_path(staging, om).rename(staging / om.path)
+    compiled = find_compiled(staging, om)
+    if compiled is None:
+        raise ConversionError(f"atc reported success but wrote no {om.path}")
+    compiled.rename(staging / om.path)

@@ -53,7 +53,10 @@ class GgufSource:
         self._path = path
         self._reader = open_gguf(path)
         self._tensors = {_canonical_name(t.name): t for t in self._reader.tensors}
-        self.spec = self._read_spec()
+        try:
+            self.spec = self._read_spec()
+        except ConversionError as error:
+            raise ConversionError(f"{path}: {error.message}") from error
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every tensor (GGUF lists dimensions fastest first; here slowest first)."""
@@ -67,7 +70,10 @@ class GgufSource:
         """One tensor as float32, or float16 if it is stored so; q and k in rotate-half order."""
         if name not in self._tensors:
             raise ConversionError(f"{self._path} has no tensor {name}")
-        tensor = _dequantise(self._tensors[name], self._path)
+        try:
+            tensor = _dequantise(self._tensors[name])
+        except ConversionError as error:
+            raise ConversionError(f"{self._path}: {error.message}") from error
         if name.endswith("self_attn.q_proj.weight"):
             return interleaved_to_halves(tensor, self.spec.num_heads)
         if name.endswith("self_attn.k_proj.weight"):
@@ -75,12 +81,7 @@ class GgufSource:
         return tensor
 
     def _read_spec(self) -> ModelSpec:
-        architecture = self._field("general.architecture", None)
-        if architecture not in KNOWN_ARCHITECTURES:
-            raise ConversionError(
-                f"{self._path}: architecture {architecture!r} is not known;"
-                f" known: {', '.join(KNOWN_ARCHITECTURES)}"
-            )
+        self._check_kind()
         hidden_size, num_heads = self._size("embedding_length"), self._size("attention.head_count")
         spec = ModelSpec(
             vocab_size=self._vocab_size(),
@@ -96,43 +97,71 @@ class GgufSource:
             tie_embeddings=LM_HEAD not in self._tensors,
         )
         self._check_heads(spec)
-        return msgspec.structs.replace(spec, rope_scaling=self._scaling(spec))
+        check_spec(spec)
+        scaled = msgspec.structs.replace(spec, rope_scaling=self._scaling(spec))
+        check_spec(scaled)
+        return scaled
+
+    def _check_kind(self) -> None:
+        num_parts = self._field("split.count", 1)
+        if num_parts != 1:
+            raise ConversionError(
+                f"one of the {num_parts} parts of a split GGUF; merge them first:"
+                " llama-gguf-split --merge FIRST-PART MERGED.gguf"
+            )
+        architecture = self._field("general.architecture", None)
+        if architecture not in KNOWN_ARCHITECTURES:
+            raise ConversionError(
+                f"architecture {architecture!r} is not known;"
+                f" known: {', '.join(KNOWN_ARCHITECTURES)}"
+            )
+        if self._field("llama.expert_count", 0):
+            raise ConversionError("mixture-of-experts models are not supported")
 
     def _check_heads(self, spec: ModelSpec) -> None:
-        check_spec(spec)
         for name in ("attention.value_length", "rope.dimension_count"):
             if (size := self._size(name, spec.head_dim)) != spec.head_dim:
                 raise ConversionError(
-                    f"{self._path}: llama.{name} is {size}, but heads have {spec.head_dim} elements"
+                    f"llama.{name} is {size}, but heads have {spec.head_dim} elements"
                 )
-        if self._size("expert_count", 0):
-            raise ConversionError(f"{self._path}: mixture-of-experts models are not supported")
 
     def _scaling(self, spec: ModelSpec) -> RopeScaling | None:
-        if ROPE_DIVISORS in self._tensors:
-            stored = _dequantise(self._tensors[ROPE_DIVISORS], self._path)
-            return llama3_scaling(spec, stored, str(self._path))
-        kind = self._field("llama.rope.scaling.type", "none")
+        linear = self._linear_scaling()
+        if ROPE_DIVISORS not in self._tensors:
+            return linear
+        by_frequency = llama3_scaling(spec, _dequantise(self._tensors[ROPE_DIVISORS]))
+        if linear is not None and by_frequency is not None:
+            raise ConversionError(f"rope scaling both linear and by {ROPE_DIVISORS}")
+        return linear or by_frequency
+
+    def _linear_scaling(self) -> RopeScaling | None:
+        """What llama.cpp's loader makes of the metadata: a factor without a type is linear."""
+        kind = self._field("llama.rope.scaling.type", "linear")
         if kind == "none":
             return None
-        if kind == "linear":
-            return RopeScaling(kind="linear", factor=self._number("rope.scaling.factor", 1.0))
-        raise ConversionError(f"{self._path}: rope scaling {kind!r} is not known; known: linear")
+        if kind != "linear":
+            raise ConversionError(f"rope scaling {kind!r} is not known; known: linear")
+        older = self._number("rope.scale_linear", 0.0)
+        factor = self._number("rope.scaling.factor", older)
+        return None if factor in (0, 1) else RopeScaling(kind="linear", factor=factor)
 
     def _vocab_size(self) -> int:
         if EMBEDDING not in self._tensors:
-            raise ConversionError(f"{self._path} has no tensor token_embd.weight")
+            raise ConversionError("there is no tensor token_embd.weight")
         return int(self._tensors[EMBEDDING].shape[-1])
 
     def _size(self, name: str, default: int | None = None) -> int:
         value = self._field(f"llama.{name}", default)
-        if not isinstance(value, int):
-            raise ConversionError(f"{self._path}: llama.{name} is {value!r}, expected one number")
+        if not isinstance(value, int) or value < 1:
+            raise ConversionError(f"llama.{name} is {value!r}, expected one number above 0")
         return value
 
     def _number(self, name: str, default: float) -> float:
+        value = self._field(f"llama.{name}", default)
+        if not isinstance(value, int | float):
+            raise ConversionError(f"llama.{name} is {value!r}, expected one number")
         # GGUF stores float32; its shortest decimal is the number that stood in config.json.
-        return float(str(np.float32(self._field(f"llama.{name}", default))))
+        return float(str(np.float32(value)))
 
     def _field(self, name: str, default: Any) -> Any:
         field = self._reader.get_field(name)
@@ -169,7 +198,7 @@ def interleaved_to_halves(weight: Array, num_heads: int) -> Array:
     return halves
 
 
-def llama3_scaling(spec: ModelSpec, divisors: Array, label: str) -> RopeScaling | None:
+def llama3_scaling(spec: ModelSpec, divisors: Array) -> RopeScaling | None:
     """Find the Llama 3 parameters whose divisors are the stored ones.
 
     llama.cpp writes only the divisors; every public model uses low 1, high 4, and a power of two
@@ -180,7 +209,7 @@ def llama3_scaling(spec: ModelSpec, divisors: Array, label: str) -> RopeScaling 
         ConversionError: no such parameters give these divisors.
     """
     if divisors.shape != (spec.head_dim // 2,):
-        raise ConversionError(f"{label}: {ROPE_DIVISORS} has shape {list(divisors.shape)}")
+        raise ConversionError(f"{ROPE_DIVISORS} has shape {list(divisors.shape)}")
     if np.all(divisors == 1):
         return None
     frequencies = inverse_frequencies(spec)
@@ -194,7 +223,7 @@ def llama3_scaling(spec: ModelSpec, divisors: Array, label: str) -> RopeScaling 
         )
         if np.allclose(scaling_divisors(scaling, frequencies), divisors, rtol=1e-4, atol=0):
             return scaling
-    raise ConversionError(f"{label}: {ROPE_DIVISORS} is no Llama 3 rope scaling that is known")
+    raise ConversionError(f"{ROPE_DIVISORS} is no Llama 3 rope scaling that is known")
 
 
 def _canonical_name(name: str) -> str:
@@ -207,12 +236,12 @@ def _canonical_name(name: str) -> str:
     return name
 
 
-def _dequantise(tensor: gguf.ReaderTensor, path: Path) -> Array:
+def _dequantise(tensor: gguf.ReaderTensor) -> Array:
     try:
         if tensor.tensor_type in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
             return np.asarray(tensor.data)
         return np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
     except (NotImplementedError, ValueError) as error:
         raise ConversionError(
-            f"{path}: cannot read {tensor.name} ({tensor.tensor_type.name}): {error}"
+            f"cannot read {tensor.name} ({tensor.tensor_type.name}): {error}"
         ) from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -227,17 +227,20 @@ class _LlamaGraph:
         mean = w.op("ReduceMean", square, axes=[-1], keepdims=1)
         eps = w.constant(np.array(self._spec.rms_eps, dtype=np.float32))
         root = w.op("Sqrt", w.op("Add", mean, eps))
-        weight = w.weight(name, self._source.get(name).astype(np.float32))
+        weight = w.weight(name, self._load(name, np.dtype(np.float32)))
         return self._to_model_dtype(w.op("Mul", w.op("Div", wide, root), weight))
 
-    def _load(self, name: str) -> Array:
-        """A weight in the model's dtype."""
+    def _load(self, name: str, dtype: np.dtype[Any] | None = None) -> Array:
+        """A weight in the model's dtype, or in another one."""
+        dtype = dtype or self._dtype
         stored = self._source.get(name)
+        if not np.isfinite(stored).all():
+            raise ConversionError(f"{name} holds NaN or infinity: the checkpoint is damaged")
         with np.errstate(over="ignore"):
-            weight: Array = stored.astype(self._dtype, copy=False)
-        if not np.isfinite(weight).all():
+            weight: Array = stored.astype(dtype, copy=False)
+        if weight is not stored and not np.isfinite(weight).all():
             raise ConversionError(
-                f"{name} has values that {self._dtype.name} cannot hold; convert with --dtype fp32"
+                f"{name} has values that {dtype.name} cannot hold; convert with --dtype fp32"
             )
         return weight
 

@@ -108,7 +108,10 @@ def _template_source(config: dict[str, Any], directory: Path) -> str | None:
     """
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerError(f"cannot read {path}: {error}") from error
     entry = config.get("chat_template")
     if isinstance(entry, list):
         named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}

@@ -44,6 +44,7 @@ class ConvertOptions:
         context: largest number of tokens of a sequence.
         gears: explicit gears in the syntax of `gears.parse_gears`.
         num_kv_groups: overrides the number of pool inputs; for tests.
+        default_kv_bytes: in place of the target's default; it too grows with the context.
     """
 
     target: Target
@@ -57,6 +58,7 @@ class ConvertOptions:
     layout: Layout = "fused"
     index_dtype: IndexDtype = "int32"
     num_kv_groups: int | None = None
+    default_kv_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,8 @@ def _num_slots(token_bytes: int, context: int, options: ConvertOptions) -> int:
         return _round_up(options.kv_tokens, SLOT_MULTIPLE)
     # A default must serve any model: room for two whole sequences at the least.
     smallest_bytes = 2 * (context + SLOT_MULTIPLE) * token_bytes
-    capacity = options.kv_bytes or max(DEFAULT_KV_BYTES[options.target], smallest_bytes)
+    default_bytes = options.default_kv_bytes or DEFAULT_KV_BYTES[options.target]
+    capacity = options.kv_bytes or max(default_bytes, smallest_bytes)
     return capacity // token_bytes // SLOT_MULTIPLE * SLOT_MULTIPLE
 
 

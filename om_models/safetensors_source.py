@@ -17,6 +17,7 @@ from runtime_cache.errors import ConversionError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+KNOWN_DTYPES = ("F32", "F16", "BF16", "F64")
 
 
 class SafetensorsSource:
@@ -27,7 +28,7 @@ class SafetensorsSource:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.label = directory.name
+        self.label = directory.resolve().name
         self.spec = read_spec(directory / "config.json")
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._file_of: dict[str, Path] = {}
@@ -48,25 +49,27 @@ class SafetensorsSource:
                 tensor: Array = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ConversionError(f"{path}: cannot read {name}: {error}") from error
-        return _to_known_dtype(tensor, f"{path}: {name}")
+        # bfloat16 or float64 otherwise; numpy's own arithmetic is float32's and float16's.
+        is_known = tensor.dtype in (np.float32, np.float16)
+        return tensor if is_known else tensor.astype(np.float32)
 
     def _read_header(self, path: Path) -> None:
         try:
             with safe_open(path, framework="numpy") as file:
                 # A safetensors handle is no mapping: keys() is its only way to list tensors.
                 for name in file.keys():  # noqa: SIM118
-                    self._shapes[name] = tuple(file.get_slice(name).get_shape())
+                    header = file.get_slice(name)
+                    _check_dtype(header.get_dtype(), f"{path}: {name}")
+                    self._shapes[name] = tuple(header.get_shape())
                     self._file_of[name] = path
         except (SafetensorError, OSError) as error:
             raise ConversionError(f"{path} is not a whole safetensors file: {error}") from error
 
 
-def _to_known_dtype(tensor: Array, what: str) -> Array:
-    if tensor.dtype in (np.float32, np.float16):
-        return tensor
-    if tensor.dtype.name in ("bfloat16", "float64"):
-        return tensor.astype(np.float32)
-    raise ConversionError(f"{what} is {tensor.dtype}; float32, float16 and bfloat16 are known")
+def _check_dtype(dtype: str, what: str) -> None:
+    """Before a tensor is read: numpy has no name for most of the others."""
+    if dtype not in KNOWN_DTYPES:
+        raise ConversionError(f"{what} is {dtype}; known: {', '.join(KNOWN_DTYPES)}")
 
 
 def _shard_paths(directory: Path) -> list[Path]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import lzma
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from om_models.chat import ChatTemplate, ChatTemplateError
 from om_models.gguf_source import GgufSource
 from om_models.gguf_tokenizer import tokenizer_from_gguf
 from om_models.graph import GraphOptions, Progress, write_llama
@@ -23,7 +27,18 @@ from om_models.weights import WeightSource, check_source
 from runtime_cache.errors import ConversionError
 
 NULL_SOURCE = "null"
+#: The null model's default pool: 65536 tokens [bytes].
+NULL_KV_BYTES = 8 << 20
 _ARCHIVES = (".whl", ".zip")
+#: What `zipfile` raises; a RuntimeError is a password, or a method it does not know.
+_ARCHIVE_ERRORS = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
 
 
 class ModelSource(Protocol):
@@ -65,18 +80,20 @@ class Checkpoint:
         return write_llama(self._weights, options, onnx_path, progress)
 
     def tokenizer(self) -> TokenizerSource:
-        """Read the tokenizer and check that the model knows all of its tokens."""
+        """Read the tokenizer; make sure that the daemon can use it and the model its tokens."""
         try:
-            tokenizer = self._read_tokenizer()
-        except TokenizerError as error:
+            source = self._read_tokenizer()
+            num_ids = source.tokenizer().vocab_size
+            if source.chat_template is not None:
+                ChatTemplate(source.chat_template)
+        except (TokenizerError, ChatTemplateError) as error:
             raise ConversionError(f"{self.label}: {error}") from error
-        num_tokens = tokenizer.library.get_vocab_size()
-        if num_tokens > self.spec.vocab_size:
+        if num_ids > self.spec.vocab_size:
             raise ConversionError(
-                f"{self.label}: the tokenizer has {num_tokens} tokens,"
-                f" the model only {self.spec.vocab_size}"
+                f"{self.label}: the tokenizer has ids up to {num_ids - 1}, the model only"
+                f" {self.spec.vocab_size} tokens"
             )
-        return tokenizer
+        return source
 
 
 class NullModel:
@@ -100,14 +117,7 @@ def source_defaults(source: str, options: ConvertOptions) -> ConvertOptions:
     """Options with what a special source prefers; the null model's pool is small and float32."""
     if source != NULL_SOURCE:
         return options
-    has_size = options.kv_tokens is not None or options.kv_bytes is not None
-    return ConvertOptions(
-        **{
-            **vars(options),
-            "dtype": options.dtype or "float32",
-            "kv_tokens": options.kv_tokens if has_size else 1 << 16,
-        }
-    )
+    return replace(options, dtype=options.dtype or "float32", default_kv_bytes=NULL_KV_BYTES)
 
 
 @contextmanager
@@ -153,6 +163,6 @@ def unpack_gguf(archive: Path, directory: Path) -> Path:
             path = directory / Path(names[0]).name
             with file.open(names[0]) as packed, path.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)
-    except (OSError, zipfile.BadZipFile) as error:
+    except _ARCHIVE_ERRORS as error:
         raise ConversionError(f"{archive} cannot be read: {error}") from error
     return path

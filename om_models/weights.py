@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from om_models.spec import ModelSpec
@@ -106,29 +105,3 @@ def _faults(source: WeightSource) -> Iterator[str]:
 def _may_be_ignored(name: str, spec: ModelSpec) -> bool:
     """Tensors that repeat what the spec says: old rotary buffers, a stored copy of a tied head."""
     return name.endswith("rotary_emb.inv_freq") or (name == LM_HEAD and spec.tie_embeddings)
-
-
-class MemorySource:
-    """Weights that are already in memory: for tests and for the oracle."""
-
-    def __init__(
-        self, spec: ModelSpec, tensors: Mapping[str, Array], label: str = "memory"
-    ) -> None:
-        self.spec = spec
-        self.label = label
-        self._tensors = tensors
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of every tensor."""
-        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
-
-    def get(self, name: str) -> Array:
-        """One tensor, as it was given."""
-        if name not in self._tensors:
-            raise ConversionError(f"{self.label} has no tensor {name}")
-        return self._tensors[name]
-
-
-def load_all(source: WeightSource) -> dict[str, npt.NDArray[np.float32]]:
-    """Every tensor of the model in host memory as float32: for the oracle, not for conversion."""
-    return {name: source.get(name).astype(np.float32) for name in expected_shapes(source.spec)}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 from rich.console import Console
@@ -32,7 +34,8 @@ _FIXED_BY_EXPORT = (
     "layout",
     "index_dtype",
 )
-
+#: All of them act like Ctrl-C: nothing half-written stays.
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _EPILOG = """\
 examples:
@@ -40,6 +43,13 @@ examples:
   rtcache-convert ./Llama-3.2-1B --output bundles/llama \\
       --target ascend --soc-version Ascend310P3
   rtcache-convert null --output bundles/null
+
+to compile on another host, which has CANN:
+  rtcache-convert ./Llama-3.2-1B --output exports/llama --export-only \\
+      --target ascend --soc-version Ascend310P3
+  sh exports/llama/atc.sh       over there; writes the .om into the export
+  rtcache-convert exports/llama --output bundles/llama --from-export
+                                on either host; calls atc only for an .om that is missing
 
 exit codes:
   0 the bundle (or export) is complete   1 nothing was written
@@ -51,10 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, 1 if nothing was converted, 130 if interrupted."""
     args = _parse(arguments)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    # `kill` acts like Ctrl-C: nothing half-written stays.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        summary = _run(args, console)
+        with _interruptible():
+            summary = _run(args, console)
     except RuntimeCacheError as error:
         console.print(f"rtcache-convert: {error.message}", style="red", markup=False)
         return 1
@@ -70,6 +79,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.json:
         sys.stdout.write(msgspec.json.encode(summary).decode() + "\n")
     return 0
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """The first signal raises KeyboardInterrupt; later ones would only disturb the cleaning up."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    # What the caller has us ignore, as nohup does with SIGHUP, stays ignored.
+    heeded = [each for each in _ENDING_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, interrupt) for each in heeded}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 class ConsoleReporter:
@@ -221,7 +249,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--index-dtype", choices=("int32", "int64"), help="default: int32")
     step = parser.add_mutually_exclusive_group()
     step.add_argument("--export-only", action="store_true", help="stop before the compiler")
-    step.add_argument("--from-export", action="store_true", help="SOURCE is such an export")
+    step.add_argument(
+        "--from-export",
+        action="store_true",
+        help="SOURCE is such an export; an .om that its atc.sh made is used as it is",
+    )
     add("--json", action="store_true", help="print a summary as JSON at the end")
     return parser
 

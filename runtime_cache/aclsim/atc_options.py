@@ -82,7 +82,8 @@ class AtcOptions:
     Attributes:
         input_shape: dims by input name; -1 where gears decide.
         gears: one value for each -1, in input order; empty for a static model.
-        command: the flags as given.
+        command: the flags as given, files by their names alone: where they lay is no property of
+            the model, and would make every compilation another file.
     """
 
     model: Path
@@ -115,10 +116,14 @@ def parse_options(arguments: Sequence[str], soc_versions: Sequence[str]) -> AtcO
         model=Path(flags["model"]),
         output=Path(flags["output"]),
         soc_version=flags["soc_version"],
-        command=" ".join(arguments),
+        command=" ".join(f"--{name}={_recorded(name, value)}" for name, value in flags.items()),
         input_shape=shapes,
         gears=gears,
     )
+
+
+def _recorded(name: str, value: str) -> str:
+    return Path(value).name if name in ("model", "output") else value
 
 
 def _split_flags(arguments: Sequence[str]) -> dict[str, str]:

@@ -24,9 +24,10 @@ from om_models.chat import ChatTemplate
 from om_models.gguf_source import GgufSource
 from om_models.gguf_tokenizer import tokenizer_from_gguf
 from om_models.sources import unpack_gguf
-from om_models.weights import EMBEDDING, LM_HEAD, load_all
+from om_models.weights import EMBEDDING, LM_HEAD
 from tests.data.make_llama_tiny import greedy
 from tests.support.tiny import config_json
+from tests.support.weights import load_all
 
 OUTPUT = Path(__file__).with_name("smollm2.json")
 NUM_GREEDY = 48

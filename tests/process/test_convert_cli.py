@@ -8,7 +8,8 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ done
 """
 #: Says where it runs, then never ends.
 SLOW_ATC = '#!/bin/sh\necho $$ > "$ATC_NOTES"\nexec sleep 600\n'
+#: Waits for a child, as CANN's script does; both hold the notes open as long as they live.
+ATC_WITH_CHILD = '#!/bin/sh\nexec > "$ATC_NOTES"\nsleep 600 &\necho compiling\nwait\n'
 
 
 def convert(*words: str, **env: str) -> Ended:
@@ -201,7 +204,55 @@ def test_atc_gets_the_command_line_of_the_export(gguf: Path, output: Path, tmp_p
     assert len(noted["dynamic_dims"].split(";")) == 6
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_ended_compiler_takes_its_children_with_it(gguf: Path, output: Path, tmp_path: Path):
+    env = put_on_path(tmp_path / "cann", ATC_WITH_CHILD)
+    os.mkfifo(env["ATC_NOTES"])
+    (tmp_path / "tmp").mkdir()
+    with (
+        started(gguf, output, {**env, "TMPDIR": str(tmp_path / "tmp")}) as process,
+        Path(env["ATC_NOTES"]).open() as notes,
+    ):
+        assert notes.readline() == "compiling\n"
+        process.terminate()
+        assert notes.read() == "", "ends when the last one that holds it is gone"
+        process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert (left_in(output.parent), left_in(tmp_path / "tmp")) == ([], [])
+
+
+def test_what_a_killed_run_left_goes_with_the_next(gguf: Path, output: Path, tmp_path: Path):
+    env = put_on_path(tmp_path / "cann", SLOW_ATC)
+    os.mkfifo(env["ATC_NOTES"])
+    with started(gguf, output, env) as process:
+        compiler = int(Path(env["ATC_NOTES"]).read_text())
+        convert("null", "--output", str(output), *SMALL)
+        running, made = left_in(output.parent)
+        assert (running[:8], made) == (".bundle.", "bundle")
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
+    os.kill(compiler, signal.SIGKILL)
+    assert left_in(output.parent) == [running, "bundle"]
+    assert convert("null", "--output", str(output), *SMALL).code == 0
+    assert left_in(output.parent) == ["bundle"]
+
+
+@contextmanager
+def started(source: Path, output: Path, env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A conversion for a card, in the background."""
+    flags = ("--target", "ascend", "--soc-version", "Ascend310P3", *SMALL)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tools.convert_model", str(source), "--output", str(output), *flags],
+        env=os.environ | env,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # has ended long ago, unless the test failed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted(gguf: Path, output: Path, tmp_path: Path, number: signal.Signals):
     env = put_on_path(tmp_path / "cann", SLOW_ATC)
     notes = Path(env["ATC_NOTES"])

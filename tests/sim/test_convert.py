@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+import om_models.convert
 from om_models.bundle import load_bundle
 from om_models.convert import convert, convert_export, export_only
 from om_models.plan import ConvertOptions, Plan
@@ -103,6 +110,7 @@ def test_export_here_compile_there(checkpoint: Path, tmp_path: Path):
     ]
     script = (export / "atc.sh").read_text()
     assert "atc --framework=5 --model=model.onnx --output=model " in script
+    assert sorted(draft.files) == ["model.onnx", "model.onnx.data", "tokenizer.json"]
     moved = export.rename(tmp_path / "moved")
     bundle = convert_export(moved, tmp_path / "bundle", None, Silent())
     direct = convert(str(checkpoint), tmp_path / "direct", TINY_OPTIONS, Silent())
@@ -121,15 +129,120 @@ def test_an_export_may_be_compiled_for_another_soc(checkpoint: Path, tmp_path: P
 def test_an_incomplete_export(checkpoint: Path, tmp_path: Path, name: str):
     export_only(str(checkpoint), tmp_path / "export", TINY_OPTIONS, Silent())
     (tmp_path / "export" / name).unlink()
-    with pytest.raises(ConversionError, match=name.replace(".", r"\.")):
+    with pytest.raises(BundleError, match=name.replace(".", r"\.")):
         convert_export(tmp_path / "export", tmp_path / "bundle", None, Silent())
     assert not (tmp_path / "bundle").exists()
 
 
-def test_a_refusing_compiler_leaves_nothing(checkpoint: Path, tmp_path: Path):
-    options = ConvertOptions(**{**vars(TINY_OPTIONS), "soc_version": "Ascend999"})
-    with pytest.raises(ConversionError, match="Ascend999"):
-        convert(str(checkpoint), tmp_path / "out" / "bundle", options, Silent())
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json"])
+def test_a_damaged_export(checkpoint: Path, tmp_path: Path, name: str):
+    export_only(str(checkpoint), tmp_path / "export", TINY_OPTIONS, Silent())
+    path = tmp_path / "export" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BundleError, match=rf"{name} is damaged: its checksum differs"):
+        convert_export(tmp_path / "export", tmp_path / "bundle", None, Silent())
+
+
+def test_an_export_without_checksums_or_of_another_format(checkpoint: Path, tmp_path: Path):
+    export_only(str(checkpoint), tmp_path / "export", TINY_OPTIONS, Silent())
+    path = tmp_path / "export" / "export.json"
+    draft = json.loads(path.read_text())
+    for changes, message in (
+        ({"files": {}}, r"gives no checksum for model\.onnx"),
+        ({"format": 2}, "has bundle format 2, newer than 1"),
+    ):
+        path.write_text(json.dumps({**draft, **changes}))
+        with pytest.raises(BundleError, match=message):
+            convert_export(tmp_path / "export", tmp_path / "bundle", None, Silent())
+
+
+def test_what_the_script_of_an_export_compiled_is_used(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    options = replace(TINY_OPTIONS, target="ascend", soc_version="Ascend310B4", layout="split")
+    export = tmp_path / "export"
+    export_only(str(checkpoint), export, options, Silent())
+    run_script(export, monkeypatch)
+    assert (export / "kernel_meta").exists(), "litter of the compiler, which is not to be bundled"
+    monkeypatch.setenv("PATH", "")
+    recorder = Recorder()
+    bundle = convert_export(export, tmp_path / "bundle", "Ascend310B4", recorder)
+    assert recorder.stages == ["verify export", "copy prefill.om", "copy decode.om", "manifest"]
+    assert sorted(load_bundle(bundle.path).manifest.files) == [
+        "decode.om",
+        "prefill.om",
+        "tokenizer.json",
+    ]
+    assert (bundle.path / "decode.om").read_text() == "decode, by atc\n"
+
+    with pytest.raises(
+        ConversionError, match=r"holds prefill\.om, compiled for Ascend310B4; remove"
+    ):
+        convert_export(export, tmp_path / "bundle", "Ascend310P3", Silent())
+    (export / "prefill_linux_aarch64.om").unlink()
+    with pytest.raises(ConversionError, match="atc is not on the PATH"):
+        convert_export(export, tmp_path / "bundle", None, Silent())
+
+
+def run_script(export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run `atc.sh` with a compiler of ours, which names its output as the real one may."""
+    program = export.parent / "bin" / "atc"
+    program.parent.mkdir()
+    program.write_text(
+        '#!/bin/sh\nfor flag in "$@"; do case $flag in --output=*) name=${flag#*=};; esac; done\n'
+        'echo "$name, by atc" > "${name}_linux_aarch64.om"; touch kernel_meta\n'
+    )
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["sh", export / "atc.sh"], env={"PATH": path}, check=True)
+
+
+def test_the_script_of_the_software_device_runs_its_compiler(checkpoint: Path, tmp_path: Path):
+    export = tmp_path / "export"
+    export_only(str(checkpoint), export, TINY_OPTIONS, Silent())
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["sh", export / "atc.sh"], env={**os.environ, "PATH": path}, check=True)
+    there = convert_export(export, tmp_path / "there", None, Silent())
+    here = convert(str(checkpoint), tmp_path / "here", TINY_OPTIONS, Silent())
+    assert there.manifest == here.manifest
+
+
+def test_the_same_conversion_gives_the_same_bytes(checkpoint: Path, tmp_path: Path):
+    first, second = (
+        convert(str(checkpoint), tmp_path / name / "bundle", TINY_OPTIONS, Silent()).path
+        for name in ("one", "another")
+    )
+    for name in ("manifest.json", "model.om", "tokenizer.json"):
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+def test_an_unknown_soc_is_found_before_any_work(checkpoint: Path, tmp_path: Path):
+    options = replace(TINY_OPTIONS, soc_version="Ascend999")
+    recorder = Recorder()
+    with pytest.raises(ConversionError, match="Ascend999 is not known to the software device"):
+        convert(str(checkpoint), tmp_path / "out" / "bundle", options, recorder)
+    assert recorder.stages == []
+    assert list((tmp_path / "out").iterdir()) == []
+    export_only(str(checkpoint), tmp_path / "export", TINY_OPTIONS, Silent())
+    with pytest.raises(ConversionError, match="Ascend999 is not known"):
+        convert_export(tmp_path / "export", tmp_path / "bundle", "Ascend999", Silent())
+
+
+def test_a_refusing_compiler_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> None:
+        raise ConversionError("atc failed")
+
+    monkeypatch.setattr(om_models.convert, "run_atc", refuse)
+    with pytest.raises(ConversionError, match="atc failed"):
+        convert(str(checkpoint), tmp_path / "out" / "bundle", TINY_OPTIONS, Silent())
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -173,6 +286,50 @@ def test_command_makes_the_null_bundle(tmp_path: Path):
     manifest = load_bundle(tmp_path / "null").manifest
     assert (manifest.name, manifest.kv.num_slots, manifest.dtype) == ("null", 65536, "float32")
     assert manifest.kv.row_elements * 2 * 4 == 128
+
+
+def test_command_makes_a_null_bundle_of_the_longest_context(tmp_path: Path):
+    arguments = ["--context", "131072", "--max-batch", "1"]
+    assert main(["null", "--output", str(tmp_path / "null"), *arguments]) == 0
+    assert load_bundle(tmp_path / "null").manifest.max_model_len == 131072
+
+
+def test_command_leaves_the_signals_as_they_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    seen: list[bool] = []
+
+    def end(*_: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGHUP)
+        finally:  # a second one does not disturb what is done here
+            signal.raise_signal(signal.SIGTERM)
+            seen.append(True)
+
+    monkeypatch.setattr(om_models.convert, "run_atc", end)
+    assert main(["null", "--output", str(tmp_path / "out" / "null"), "--gears", GEARS]) == 130
+    assert "interrupted; nothing was changed" in capsys.readouterr().err
+    assert (seen, list((tmp_path / "out").iterdir())) == ([True], [])
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_command_under_nohup_ignores_a_lost_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    compile_model = om_models.convert.run_atc
+
+    def lose_terminal(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        compile_model(*arguments)
+
+    monkeypatch.setattr(om_models.convert, "run_atc", lose_terminal)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert main(["null", "--output", str(tmp_path / "null"), "--gears", GEARS]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_command_exports_and_goes_on(checkpoint: Path, tmp_path: Path):

@@ -20,7 +20,8 @@ from om_models.null_model import byte_level_library
 from om_models.plan import ConvertOptions, Plan
 from om_models.reference import ReferenceLlama
 from om_models.spec import ModelSpec, RopeScaling
-from om_models.weights import MemorySource, expected_shapes
+from om_models.weights import expected_shapes
+from tests.support.weights import MemorySource
 
 BYTE_VOCAB = 256
 BOS, EOS = 256, 257

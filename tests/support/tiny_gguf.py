@@ -37,16 +37,19 @@ def write_tiny_gguf(
     quantisation: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     architecture: str = "llama",
     extra: dict[str, npt.NDArray[Any]] | None = None,
+    metadata: dict[str, int | float | str] | None = None,
 ) -> Path:
     """Write weights and metadata; norms stay float32, as llama.cpp keeps them.
 
     Args:
         quantisation: of all matrices.
         extra: more tensors, by their GGUF names.
+        metadata: more fields, or other values of fields, by their full names.
     """
     writer = gguf.GGUFWriter(path, architecture)
     _add_metadata(writer, spec)
     _add_tokenizer(writer)
+    _add_fields(writer, metadata or {})
     for name, tensor in random_weights(spec, seed).items():
         stored = _permuted(name, tensor, spec)
         if tensor.ndim == 1 or quantisation == gguf.GGMLQuantizationType.F32:
@@ -96,6 +99,17 @@ def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     if spec.rope_scaling is not None and spec.rope_scaling.kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(spec.rope_scaling.factor)
+
+
+def _add_fields(writer: gguf.GGUFWriter, fields: dict[str, int | float | str]) -> None:
+    for name, value in fields.items():
+        writer.kv_data[0].pop(name, None)
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        else:
+            writer.add_uint32(name, value)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter) -> None:

@@ -12,9 +12,10 @@ import pytest
 from om_models import atc
 from om_models.atc import (
     atc_arguments,
-    compiled_path,
+    check_soc_version,
     compiler,
     dynamic_dims,
+    find_compiled,
     input_shape,
     run_atc,
     shell_script,
@@ -86,13 +87,25 @@ def test_both_targets_get_the_same_command_line():
 
 
 def test_the_script_quotes_what_the_shell_would_split():
-    script = shell_script([["--model=a b.onnx", "--input_shape=x:1;y:2"]])
+    script = shell_script("ascend", [["--model=a b.onnx", "--input_shape=x:1;y:2"]])
     assert script.splitlines()[:3] == ["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"']
     assert shlex.split(script.splitlines()[3]) == [
         "atc",
         "--model=a b.onnx",
         "--input_shape=x:1;y:2",
     ]
+
+
+def test_the_script_calls_the_compiler_of_its_target():
+    line = shell_script("sim", [["--model=m.onnx"]]).splitlines()[3]
+    assert line == "python3 -m runtime_cache.aclsim atc --model=m.onnx"
+
+
+def test_a_soc_that_the_software_device_does_not_know():
+    check_soc_version("sim", "Ascend310P3")
+    check_soc_version("ascend", "Ascend999")  # the real compiler will say
+    with pytest.raises(ConversionError, match=r"Ascend999 is not known .*; known: .*Ascend310P3"):
+        check_soc_version("sim", "Ascend999")
 
 
 def test_compiler_of_the_software_device():
@@ -139,9 +152,11 @@ def test_the_software_compiler_refuses_what_atc_refuses():
 
 
 def test_what_atc_wrote_is_found(tmp_path: Path):
-    with pytest.raises(ConversionError, match=r"wrote no model\.om"):
-        compiled_path(tmp_path, OM)
+    assert find_compiled(tmp_path, OM) is None
     (tmp_path / "model_linux_aarch64.om").touch()
-    assert compiled_path(tmp_path, OM) == tmp_path / "model_linux_aarch64.om"
+    assert find_compiled(tmp_path, OM) == tmp_path / "model_linux_aarch64.om"
+    (tmp_path / "model_linux_x86_64.om").touch()
+    with pytest.raises(ConversionError, match=r"several of model\.om: .*aarch64.*x86_64"):
+        find_compiled(tmp_path, OM)
     (tmp_path / "model.om").touch()
-    assert compiled_path(tmp_path, OM) == tmp_path / "model.om"
+    assert find_compiled(tmp_path, OM) == tmp_path / "model.om"

@@ -15,9 +15,9 @@ from om_models.bundle import (
     bundle_digest,
     load_bundle,
     seal,
-    staged_directory,
 )
 from om_models.manifest import FORMAT, MANIFEST_NAME, GearSpec, KvSpec, Manifest, OmFile
+from om_models.staging import staged_directory
 from runtime_cache.errors import BundleError
 from tests.support.tiny import BASE_SPEC, tiny_spec
 
@@ -44,7 +44,7 @@ DRAFT = Manifest(
 
 
 def write(output: Path, om: bytes = b"compiled") -> Bundle:
-    with staged_directory(output) as staging:
+    with staged_directory(output, MANIFEST_NAME) as staging:
         (staging / "model.om").write_bytes(om)
         (staging / TOKENIZER_NAME).write_text("{}")
         manifest = seal(staging, DRAFT)
@@ -72,61 +72,6 @@ def test_what_is_written_is_what_is_loaded(bundle: Bundle):
         "model.om": 8,
         "tokenizer.json": 2,
     }
-    assert loaded.om_path(loaded.manifest.oms[0]).read_bytes() == b"compiled"
-    assert loaded.tokenizer_path.read_text() == "{}"
-
-
-def test_nothing_is_left_beside_the_bundle(bundle: Bundle):
-    assert list(bundle.path.parent.iterdir()) == [bundle.path]
-
-
-def test_an_old_bundle_is_replaced_whole(bundle: Bundle):
-    (bundle.path / "old.om").touch()
-    write(bundle.path, b"new")
-    assert sorted(p.name for p in bundle.path.iterdir()) == [
-        "manifest.json",
-        "model.om",
-        "tokenizer.json",
-    ]
-    assert load_bundle(bundle.path).manifest.files["model.om"].num_bytes == 3
-    assert list(bundle.path.parent.iterdir()) == [bundle.path]
-
-
-def test_a_failure_leaves_the_old_bundle(bundle: Bundle):
-    def fail_midway() -> None:
-        with staged_directory(bundle.path) as staging:
-            (staging / "model.om").touch()
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        fail_midway()
-    assert load_bundle(bundle.path) == bundle
-    assert list(bundle.path.parent.iterdir()) == [bundle.path]
-
-
-def test_an_empty_directory_may_be_used_and_parents_are_made(tmp_path: Path):
-    (tmp_path / "empty").mkdir()
-    assert load_bundle(write(tmp_path / "empty").path)
-    assert load_bundle(write(tmp_path / "a" / "b" / "c").path)
-
-
-def test_a_link_to_a_bundle_stays_a_link(bundle: Bundle, tmp_path: Path):
-    link = tmp_path / "current"
-    link.symlink_to(bundle.path)
-    write(link, b"new")
-    assert link.is_symlink()
-    assert load_bundle(bundle.path).manifest.files["model.om"].num_bytes == 3
-
-
-def test_what_is_not_a_bundle_is_not_overwritten(tmp_path: Path):
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "letter.txt").write_text("dear")
-    with pytest.raises(BundleError, match=r"holds no manifest\.json; it is not overwritten"):
-        write(tmp_path / "home")
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(BundleError, match="exists and is not a directory"):
-        write(tmp_path / "file")
-    assert (tmp_path / "home" / "letter.txt").read_text() == "dear"
 
 
 # --- loading --------------------------------------------------------------------------------------

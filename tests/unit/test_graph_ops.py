@@ -18,9 +18,10 @@ from om_models.manifest import KvSpec
 from om_models.null_model import NULL_SPEC, write_null_model
 from om_models.onnx_writer import ALIGNMENT_BYTES
 from om_models.spec import ModelSpec
-from om_models.weights import EMBEDDING, MemorySource
+from om_models.weights import EMBEDDING
 from runtime_cache.errors import ConversionError
 from tests.support.tiny import random_weights, tiny_source, tiny_spec
+from tests.support.weights import MemorySource
 
 ROOT = Path(__file__).parents[2]
 OPSET = 17
@@ -203,6 +204,22 @@ def test_a_weight_too_large_for_float16_is_refused(tmp_path: Path):
     source = MemorySource(tiny_spec(), weights)
     with pytest.raises(ConversionError, match=r"up_proj.*float16 cannot hold.*--dtype fp32"):
         write_llama(source, options, tmp_path / "m.onnx", lambda done, total: None)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.mlp.up_proj.weight"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_damaged_weight_is_refused_as_such(tmp_path: Path, dtype: Any, name: str, value: float):
+    weights = random_weights(tiny_spec())
+    weights[name].flat[0] = value
+    options = GraphOptions(dtype, "int32", kv_spec(tiny_spec(), dtype), 64)
+    with pytest.raises(ConversionError, match=f"{name} holds NaN or infinity: the checkpoint is"):
+        write_llama(
+            MemorySource(tiny_spec(), weights),
+            options,
+            tmp_path / "m.onnx",
+            lambda done, all_: None,
+        )
 
 
 def test_the_model_passes_the_checker(tmp_path: Path):

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from om_models.manifest import KvSpec
+from om_models.null_model import NULL_SPEC
 from om_models.plan import SIM_SOC_VERSION, ConvertOptions, Plan, make_plan
+from om_models.sources import source_defaults
 from om_models.spec import ModelSpec
 from runtime_cache.aclsim.settings import SimSettings
 from runtime_cache.errors import ConversionError
@@ -81,6 +83,14 @@ def test_rows_are_padded_to_64_bytes(
 ):
     spec = tiny_spec(num_kv_heads=num_kv_heads, num_heads=12, head_dim=head_dim)
     assert plan(spec, dtype=dtype).kv.row_elements == row_elements
+
+
+def test_the_null_models_pool_is_small_but_grows_with_the_context():
+    slots = [
+        make_plan(NULL_SPEC, source_defaults("null", ConvertOptions("sim", context=context)))
+        for context in (2048, 1 << 17)
+    ]
+    assert [made.kv.num_slots for made in slots] == [1 << 16, 2 * ((1 << 17) + 64)]
 
 
 def test_capacity_in_bytes_is_cut_to_whole_blocks():

