@@ -192,12 +192,20 @@ def check_idle(runtime: Runtime) -> None:
 
 
 def config_for(
-    bundle: Bundle, *, num_blocks: int | None = None, is_cached: bool = True, **engine: Any
+    bundle: Bundle,
+    *,
+    num_blocks: int | None = None,
+    is_cached: bool = True,
+    memory: str = "1GiB",
+    threads: int = 1,
+    **engine: Any,
 ) -> Config:
     """A configuration for the software device, with blocks of four tokens.
 
     Args:
         num_blocks: blocks to use of the pool, the null block included; None for all.
+        memory: of the device.
+        threads: of ONNX Runtime.
         engine: changes of the section `engine`.
     """
     cache: dict[str, Any] = {"enable": is_cached, "block_size": BLOCK, "low_watermark_mb": 0.0}
@@ -211,7 +219,7 @@ def config_for(
         "device": {"device": "sim:0"},
         "cache": cache,
         "engine": engine,
-        "sim": {"memory": "1GiB", "threads": 1},
+        "sim": {"memory": memory, "threads": threads},
     }
     return msgspec.convert(raw, Config)
 

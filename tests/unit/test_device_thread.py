@@ -60,3 +60,12 @@ async def test_closed_twice_and_not_used_again() -> None:
     await thread.close()
     with pytest.raises(RuntimeError, match="shutdown"):
         await thread.run(int)
+
+
+async def test_what_is_started_runs_before_the_loop_goes_on() -> None:
+    thread = DeviceThread()
+    has_run = threading.Event()
+    running = thread.start(has_run.set)
+    assert has_run.wait(10)  # nothing has been awaited yet
+    await running
+    await thread.close()

@@ -1,0 +1,97 @@
+"""Opening and closing everything below the service: what fails leaves nothing open."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ipc.messages import MessageId
+from om_models.bundle import Bundle
+from runtime_cache.aclsim import faults, inspect
+from runtime_cache.config import Config
+from runtime_cache.errors import AclError, BundleError, ConfigError, OutOfDeviceMemory
+from runtime_cache.facts import DaemonFacts
+from runtime_cache.runtime import Runtime
+from tests.support.devices import num_leaked
+from tests.support.served import check_idle, config_for, random_prompt, served
+
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
+
+
+def changed(config: Config, section: str, **fields: object) -> Config:
+    inner = msgspec.structs.replace(getattr(config, section), **fields)
+    return msgspec.structs.replace(config, **{section: inner})
+
+
+def nothing_is_open() -> bool:
+    return num_leaked() == -2
+
+
+async def test_close_may_be_called_twice(tiny_bundle: Bundle) -> None:
+    inspect.reset()
+    runtime = await Runtime.open(config_for(tiny_bundle))
+    assert runtime.soc_name == tiny_bundle.manifest.soc_version
+    check_idle(runtime)
+    await runtime.close()
+    await runtime.close()
+    assert nothing_is_open()
+
+
+@pytest.mark.parametrize(
+    ("section", "fields", "error", "sentence"),
+    [
+        ("model", {"bundle": ""}, ConfigError, "model.bundle is not set"),
+        ("device", {"device": ""}, ConfigError, "device.device is not set"),
+        ("device", {"device": "npu:0"}, BundleError, "the bundle was made with --target sim"),
+        ("cache", {"block_size": 1024}, ConfigError, "at least 2 are needed"),
+        # Found only when the device is open already.
+        ("cache", {"cache_capacity": 1e-9}, ConfigError, "two are the least"),
+        ("sim", {"memory": "301MiB"}, OutOfDeviceMemory, "device memory is too small"),
+    ],
+)
+async def test_what_fails_leaves_nothing_open(
+    tiny_bundle: Bundle,
+    section: str,
+    fields: dict[str, object],
+    error: type[Exception],
+    sentence: str,
+) -> None:
+    inspect.reset()
+    with pytest.raises(error, match=sentence):
+        await Runtime.open(changed(config_for(tiny_bundle), section, **fields))
+    assert nothing_is_open()
+
+
+async def test_a_device_that_fails_at_the_start(tiny_bundle: Bundle) -> None:
+    inspect.reset()
+    faults.inject("acl.mdl.load_from_file", code=507899)
+    with pytest.raises(AclError, match="507899"):
+        await Runtime.open(config_for(tiny_bundle))
+    inspect.reset()
+
+
+async def test_a_capacity_beyond_what_was_compiled_is_capped(tiny_bundle: Bundle) -> None:
+    async with served(tiny_bundle, num_blocks=10_000) as host:
+        assert host.runtime.cache.num_usable == 255
+
+
+async def test_facts_add_up(tiny_bundle: Bundle) -> None:
+    prefix = random_prompt(1, 20)
+    async with served(tiny_bundle, num_blocks=50) as host:
+        await host.register("p", prefix)
+        await host.greedy([*prefix, 1, 2], 2)
+        facts = DaemonFacts(host.runtime, {})
+        assert facts.info(MessageId("1")).limits["cache_tokens"] == 49 * 4
+        stats = facts.stats()
+        pool = stats["pool"]
+        assert (pool["live_blocks"], pool["registered_prefixes"]) == (5, 1)
+        assert pool["live_blocks"] + pool["cached_blocks"] + pool["free_blocks"] == 49
+        assert stats["cache"]["hit_tokens"] == 20
+        assert stats["engine"]["registered"] == stats["engine"]["finished"] == 1
+        # 20 tokens of the prefix and 2 of the prompt; 1 answer token was fed back.
+        assert stats["device"]["prefill"]["rows_appended"] == 22
+        assert stats["device"]["decode"]["rows_appended"] == 1
+        entries, total = facts.entries(1)
+        assert (total, len(entries)) == (1, 1)
+        assert (entries[0].num_tokens, entries[0].prefix_id, entries[0].hits) == (20, "p", 1)
+        assert not entries[0].in_use
