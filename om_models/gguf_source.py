@@ -103,8 +103,8 @@ class GgufSource:
         return scaled
 
     def _check_kind(self) -> None:
-        num_parts = self._field("split.count", 1)
-        if num_parts != 1:
+        num_parts = self._field("split.count", 0)
+        if num_parts not in (0, 1):  # 0 is what llama.cpp's own merging leaves
             raise ConversionError(
                 f"one of the {num_parts} parts of a split GGUF; merge them first:"
                 " llama-gguf-split --merge FIRST-PART MERGED.gguf"

@@ -20,8 +20,8 @@ from om_models.null_model import byte_level_library
 from om_models.plan import ConvertOptions, Plan
 from om_models.reference import ReferenceLlama
 from om_models.spec import ModelSpec, RopeScaling
-from om_models.weights import expected_shapes
-from tests.support.weights import MemorySource
+from om_models.weights import WeightSource, expected_shapes
+from tests.support.weights import MemorySource, load_all
 
 BYTE_VOCAB = 256
 BOS, EOS = 256, 257
@@ -63,6 +63,15 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, npt.NDArray[np.f
 def tiny_source(spec: ModelSpec = BASE_SPEC, seed: int = 0) -> MemorySource:
     """The same weights as a `WeightSource`."""
     return MemorySource(spec, random_weights(spec, seed), label=f"tiny-{seed}")
+
+
+def assert_same_weights(source: WeightSource, seed: int = 0) -> None:
+    """The source gives exactly the weights of the seed, in canonical order."""
+    expected = random_weights(source.spec, seed)
+    loaded = load_all(source)
+    assert list(loaded) == list(expected)
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(loaded[name], tensor)
 
 
 def tiny_reference(spec: ModelSpec = BASE_SPEC, seed: int = 0) -> ReferenceLlama:
