@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,22 @@ LOST = DeviceLost("acl.rt.synchronize_stream", 507010, "ACL_ERROR_RT_LOST_HEARTB
 BROKEN = "the engine is broken; the daemon's log has the details"
 
 
+NewRig = Callable[..., LoopRig]
+
+
+@pytest.fixture
+def new_rig() -> Iterator[NewRig]:
+    """Makes rigs; at the end their sinks have found nothing wrong."""
+    rigs: list[LoopRig] = []
+
+    def make(**options: Any) -> LoopRig:
+        rigs.append(LoopRig(**options))
+        return rigs[-1]
+
+    yield make
+    assert [rig.problems for rig in rigs] == [[] for _ in rigs]
+
+
 class BadText(Letters):
     """A detokenizer with a bug."""
 
@@ -26,8 +44,8 @@ class BadText(Letters):
         raise ValueError("no text")
 
 
-async def test_a_request_is_answered_token_by_token() -> None:
-    rig = LoopRig()
+async def test_a_request_is_answered_token_by_token(new_rig: NewRig) -> None:
+    rig = new_rig()
     heard = rig.ask(PROMPT, 3)
     assert rig.engine.num_unanswered == 1
     await rig.run(heard)
@@ -43,16 +61,18 @@ async def test_a_request_is_answered_token_by_token() -> None:
     assert rig.is_idle
 
 
-async def test_the_device_starts_before_the_answers_of_the_step_before_are_sent() -> None:
-    rig = LoopRig()
+async def test_the_device_starts_before_the_answers_of_the_step_before_are_sent(
+    new_rig: NewRig,
+) -> None:
+    rig = new_rig()
     heard = rig.ask(PROMPT, 2)
     assert rig.journal == ["step 1"]
     await rig.run(heard)
     assert rig.journal == ["step 1", "step 2", "EmitTokens 1", "EmitTokens 1", "FinishRequest 1"]
 
 
-async def test_a_request_that_cannot_be_served_is_answered_within_submit() -> None:
-    rig = LoopRig()
+async def test_a_request_that_cannot_be_served_is_answered_within_submit(new_rig: NewRig) -> None:
+    rig = new_rig()
     heard = rig.ask([1] * 99)
     assert heard.answers == [
         FailRequest(
@@ -66,8 +86,8 @@ async def test_a_request_that_cannot_be_served_is_answered_within_submit() -> No
     assert rig.is_idle
 
 
-async def test_an_id_in_use_is_refused_and_its_owner_goes_on() -> None:
-    rig = LoopRig()
+async def test_an_id_in_use_is_refused_and_its_owner_goes_on(new_rig: NewRig) -> None:
+    rig = new_rig()
     first = rig.ask(PROMPT)
     rig._next_id = 1
     with pytest.raises(InternalError, match="request id 1 is in use"):
@@ -80,8 +100,8 @@ async def test_an_id_in_use_is_refused_and_its_owner_goes_on() -> None:
 # --- failures of steps --------------------------------------------------------------------------
 
 
-async def test_a_failed_step_fails_its_requests_and_the_others_go_on() -> None:
-    rig = LoopRig(max_running=1)
+async def test_a_failed_step_fails_its_requests_and_the_others_go_on(new_rig: NewRig) -> None:
+    rig = new_rig(max_running=1)
     first, second = rig.ask(PROMPT), rig.ask(OTHER)
     step = await rig.step()
     assert step.request_ids == [1]
@@ -98,8 +118,8 @@ async def test_a_failed_step_fails_its_requests_and_the_others_go_on() -> None:
     assert rig.cache.num_live == 0
 
 
-async def test_a_bug_in_a_step_costs_the_requests_of_that_step() -> None:
-    rig = LoopRig(max_running=1)
+async def test_a_bug_in_a_step_costs_the_requests_of_that_step(new_rig: NewRig) -> None:
+    rig = new_rig(max_running=1)
     first, second = rig.ask(PROMPT), rig.ask(OTHER)
     (await rig.step()).fail(ZeroDivisionError("oh"))
     failure = await first.failed()
@@ -115,8 +135,8 @@ async def test_a_bug_in_a_step_costs_the_requests_of_that_step() -> None:
 # --- the end of everything ----------------------------------------------------------------------
 
 
-async def test_a_lost_device_answers_every_request_at_once() -> None:
-    rig = LoopRig(max_running=1)
+async def test_a_lost_device_answers_every_request_at_once(new_rig: NewRig) -> None:
+    rig = new_rig(max_running=1)
     running, waiting = rig.ask(PROMPT), rig.ask(OTHER, deadline_s=1e6)
     (await rig.step()).fail(LOST)
     assert await rig.engine.fatal is LOST
@@ -128,8 +148,8 @@ async def test_a_lost_device_answers_every_request_at_once() -> None:
     assert rig.is_idle
 
 
-async def test_after_a_lost_device_every_call_says_so() -> None:
-    rig = LoopRig()
+async def test_after_a_lost_device_every_call_says_so(new_rig: NewRig) -> None:
+    rig = new_rig()
     rig.ask(PROMPT)
     (await rig.step()).fail(LOST)
     await rig.engine.fatal
@@ -143,8 +163,8 @@ async def test_after_a_lost_device_every_call_says_so() -> None:
     assert rig.engine.num_unanswered == 0
 
 
-async def test_a_broken_state_leaves_no_request_without_an_answer() -> None:
-    rig = LoopRig(max_running=1)
+async def test_a_broken_state_leaves_no_request_without_an_answer(new_rig: NewRig) -> None:
+    rig = new_rig(max_running=1)
     running, waiting = rig.ask(PROMPT), rig.ask(OTHER)
     (await rig.step()).finish_with()  # a sample is missing
     error = await rig.engine.fatal
@@ -155,9 +175,9 @@ async def test_a_broken_state_leaves_no_request_without_an_answer() -> None:
     assert await rig.engine.drain(1e6) == 0
 
 
-async def test_a_bug_in_the_state_is_noticed_as_well() -> None:
+async def test_a_bug_in_the_state_is_noticed_as_well(new_rig: NewRig) -> None:
     """While a step is in flight, which `drain` waits for."""
-    rig = LoopRig()
+    rig = new_rig()
     running = rig.ask(PROMPT, detokenizer=BadText())
     other = rig.ask(OTHER)
     step = await rig.step()
@@ -185,8 +205,8 @@ async def two_in_one_step(rig: LoopRig) -> tuple[Heard, Heard]:
     return first, second
 
 
-async def test_a_sink_may_cancel_another_request_of_the_same_step() -> None:
-    rig = LoopRig()
+async def test_a_sink_may_cancel_another_request_of_the_same_step(new_rig: NewRig) -> None:
+    rig = new_rig()
     first, second = await two_in_one_step(rig)
 
     def cancel_other(answer: Answer) -> None:
@@ -202,8 +222,8 @@ async def test_a_sink_may_cancel_another_request_of_the_same_step() -> None:
     assert rig.cache.num_live == 0
 
 
-async def test_a_sink_may_cancel_its_own_request_and_submit_a_new_one() -> None:
-    rig = LoopRig()
+async def test_a_sink_may_cancel_its_own_request_and_submit_a_new_one(new_rig: NewRig) -> None:
+    rig = new_rig()
     first, second = await two_in_one_step(rig)
     late: list[Heard] = []
 
@@ -219,8 +239,8 @@ async def test_a_sink_may_cancel_its_own_request_and_submit_a_new_one() -> None:
     assert second.token_ids == expected_answer(OTHER, 8)
 
 
-async def test_a_sink_that_fails_costs_no_one_else_an_answer() -> None:
-    rig = LoopRig()
+async def test_a_sink_that_fails_costs_no_one_else_an_answer(new_rig: NewRig) -> None:
+    rig = new_rig()
     first, second = await two_in_one_step(rig)
 
     def fail(answer: Answer) -> None:
@@ -236,8 +256,8 @@ async def test_a_sink_that_fails_costs_no_one_else_an_answer() -> None:
 # --- time ---------------------------------------------------------------------------------------
 
 
-async def test_a_deadline_ends_a_waiting_and_a_running_request() -> None:
-    rig = LoopRig(max_running=1)
+async def test_a_deadline_ends_a_waiting_and_a_running_request(new_rig: NewRig) -> None:
+    rig = new_rig(max_running=1)
     running = rig.ask(PROMPT, 9, deadline_s=100.001)
     waiting = rig.ask(OTHER, 9, deadline_s=100.002)
     step = await rig.step()
@@ -250,8 +270,8 @@ async def test_a_deadline_ends_a_waiting_and_a_running_request() -> None:
     assert rig.is_idle
 
 
-async def test_a_timer_that_fires_early_is_set_again() -> None:
-    rig = LoopRig()
+async def test_a_timer_that_fires_early_is_set_again(new_rig: NewRig) -> None:
+    rig = new_rig()
     heard = rig.ask(PROMPT, 9, deadline_s=100.001)
     ticks: list[float] = []
 
@@ -265,8 +285,8 @@ async def test_a_timer_that_fires_early_is_set_again() -> None:
     assert ticks[0] < 100.001 <= ticks[-1]
 
 
-async def test_an_answered_request_needs_no_timer() -> None:
-    rig = LoopRig()
+async def test_an_answered_request_needs_no_timer(new_rig: NewRig) -> None:
+    rig = new_rig()
     heard = rig.ask(PROMPT, 1, deadline_s=1e9)
     assert rig.engine._timer is not None
     await rig.run(heard)
@@ -276,16 +296,16 @@ async def test_an_answered_request_needs_no_timer() -> None:
 # --- drain --------------------------------------------------------------------------------------
 
 
-async def test_an_idle_engine_drains_at_once_and_refuses_what_comes_later() -> None:
-    rig = LoopRig()
+async def test_an_idle_engine_drains_at_once_and_refuses_what_comes_later(new_rig: NewRig) -> None:
+    rig = new_rig()
     assert await rig.engine.drain(1e6) == 0
     failure = await rig.ask(PROMPT).failed()
     assert (failure.code, failure.message) == ("draining", "the daemon is shutting down")
     assert failure.retry_after_ms is not None
 
 
-async def test_drain_lets_admitted_requests_end() -> None:
-    rig = LoopRig(max_running=1)
+async def test_drain_lets_admitted_requests_end(new_rig: NewRig) -> None:
+    rig = new_rig(max_running=1)
     heard = [rig.ask(PROMPT), rig.ask(OTHER)]
     draining = asyncio.ensure_future(rig.engine.drain(1e6))
     await rig.run(*heard)
@@ -294,8 +314,8 @@ async def test_drain_lets_admitted_requests_end() -> None:
     assert heard[1].token_ids == expected_answer(OTHER, 3)
 
 
-async def test_drain_cancels_what_is_left_and_waits_for_the_step() -> None:
-    rig = LoopRig(max_running=1)
+async def test_drain_cancels_what_is_left_and_waits_for_the_step(new_rig: NewRig) -> None:
+    rig = new_rig(max_running=1)
     heard = [rig.ask(PROMPT), rig.ask(OTHER)]
     step = await rig.step()
     draining = asyncio.ensure_future(rig.engine.drain(0))
@@ -309,8 +329,8 @@ async def test_drain_cancels_what_is_left_and_waits_for_the_step() -> None:
     assert rig.is_idle
 
 
-async def test_a_step_that_fails_while_draining_ends_the_drain() -> None:
-    rig = LoopRig()
+async def test_a_step_that_fails_while_draining_ends_the_drain(new_rig: NewRig) -> None:
+    rig = new_rig()
     heard = rig.ask(PROMPT)
     draining = asyncio.ensure_future(rig.engine.drain(1e6))
     (await rig.step()).fail(AclError("acl.rt.memcpy_async", 507015, "x"))
@@ -321,8 +341,8 @@ async def test_a_step_that_fails_while_draining_ends_the_drain() -> None:
 # --- prefixes -----------------------------------------------------------------------------------
 
 
-async def test_register_evict_and_release() -> None:
-    rig = LoopRig()
+async def test_register_evict_and_release(new_rig: NewRig) -> None:
+    rig = new_rig()
     heard = rig.register("p", range(8))
     await rig.run(heard)
     assert (await heard.finished()).prefix_id == "p"
@@ -333,8 +353,8 @@ async def test_register_evict_and_release() -> None:
     assert rig.engine.evict(None) == ReportEvicted(num_evicted=1, num_in_use=0)
 
 
-async def test_samples_reach_the_request_they_are_of() -> None:
-    rig = LoopRig()
+async def test_samples_reach_the_request_they_are_of(new_rig: NewRig) -> None:
+    rig = new_rig()
     heard = rig.ask(PROMPT, 1)
     (await rig.step()).finish_with(Sampled(25))
     await heard.final

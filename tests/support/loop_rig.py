@@ -59,18 +59,32 @@ class Heard:
         answers: all of them, in order.
         final: done with the last one.
         then: called with each answer after it was noted; what a sink may do besides.
+        problems: what the engine did wrong. Kept rather than raised: it survives sinks that raise.
     """
 
     def __init__(self, request_id: RequestId, journal: list[str]) -> None:
+        self.problems: list[str] = []
         self.answers: list[Answer] = []
         self.final: asyncio.Future[FinishRequest | FailRequest]
         self.final = asyncio.get_running_loop().create_future()
         self.then: Callable[[Answer], None] = lambda answer: None
         self.request_id = request_id
         self._journal = journal
+        self._is_called = False
 
     def __call__(self, answer: Answer) -> None:
-        assert not self.final.done(), "an answer after the final one"
+        if self._is_called:
+            self.problems.append(f"{answer} came before the sink had returned")
+        if self.final.done():
+            self.problems.append(f"{answer} came after the final answer")
+            return
+        self._is_called = True
+        try:
+            self._take(answer)
+        finally:
+            self._is_called = False
+
+    def _take(self, answer: Answer) -> None:
         self._journal.append(f"{type(answer).__name__} {self.request_id}")
         self.answers.append(answer)
         if not isinstance(answer, EmitTokens):
@@ -110,6 +124,12 @@ class LoopRig:
         self._pool = FakePool(self.cache)
         self._begun: asyncio.Queue[RunningStep] = asyncio.Queue()
         self._next_id = 1
+        self._heard: list[Heard] = []
+
+    @property
+    def problems(self) -> list[str]:
+        """What the sinks found wrong."""
+        return [problem for heard in self._heard for problem in heard.problems]
 
     def ask(
         self,
@@ -166,7 +186,9 @@ class LoopRig:
 
     def _new_sink(self) -> Heard:
         self._next_id += 1
-        return Heard(RequestId(self._next_id - 1), self.journal)
+        heard = Heard(RequestId(self._next_id - 1), self.journal)
+        self._heard.append(heard)
+        return heard
 
     def _begin(self, batch: StepBatch) -> asyncio.Future[tuple[Sampled, ...]]:
         step = RunningStep(batch, self._pool)
