@@ -134,11 +134,12 @@ def check_soc_version(target: Target, soc_version: str) -> None:
         )
 
 
-def run_atc(target: Target, arguments: Sequence[str], on_line: OnLine) -> None:
+def run_atc(target: Target, arguments: Sequence[str], scratch: Path, on_line: OnLine) -> None:
     """Compile; returns when the `.om` is written.
 
     Args:
         arguments: paths in them must be absolute.
+        scratch: where to make a directory for the compiler's litter, which is removed.
         on_line: called with each line of the compiler's output.
 
     Raises:
@@ -148,7 +149,7 @@ def run_atc(target: Target, arguments: Sequence[str], on_line: OnLine) -> None:
     last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
     # ATC leaves kernel_meta/ and fusion_result.json where it runs.
     with (
-        tempfile.TemporaryDirectory(prefix="rtcache-atc-", ignore_cleanup_errors=True) as directory,
+        tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as directory,
         subprocess.Popen(
             command,
             cwd=directory,

@@ -125,7 +125,7 @@ def convert_export(
 def _write_export(
     source: str, options: ConvertOptions, directory: Path, reporter: Reporter
 ) -> Manifest:
-    with open_source(source) as model:
+    with open_source(source, directory) as model:
         plan = make_plan(model.spec, source_defaults(source, options))
         check_soc_version(plan.target, plan.soc_version)
         reporter.planned(plan, model.label)
@@ -201,7 +201,7 @@ def _compile_one(
         if match := _GEAR_LINE.search(line):
             reporter.progress(int(match[1]), int(match[2]))
 
-    run_atc(draft.target, arguments, on_line)
+    run_atc(draft.target, arguments, staging, on_line)
     compiled = find_compiled(staging, om)
     if compiled is None:
         raise ConversionError(f"atc reported success but wrote no {om.path}")

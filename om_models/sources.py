@@ -121,8 +121,11 @@ def source_defaults(source: str, options: ConvertOptions) -> ConvertOptions:
 
 
 @contextmanager
-def open_source(source: str) -> Iterator[ModelSource]:
+def open_source(source: str, scratch: Path | None = None) -> Iterator[ModelSource]:
     """Open what the user named; what is unpacked for it is removed at the end.
+
+    Args:
+        scratch: where to unpack; the system's temporary directory, often small, if None.
 
     Raises:
         ConversionError: there is no such thing, or it is not a Llama checkpoint.
@@ -135,7 +138,7 @@ def open_source(source: str) -> Iterator[ModelSource]:
     elif path.suffix == ".gguf":
         yield _gguf_checkpoint(path)
     elif path.suffix in _ARCHIVES:
-        with tempfile.TemporaryDirectory(prefix="rtcache-source-") as directory:
+        with tempfile.TemporaryDirectory(dir=scratch) as directory:
             yield _gguf_checkpoint(unpack_gguf(path, Path(directory)))
     else:
         raise ConversionError(

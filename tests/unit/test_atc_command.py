@@ -142,13 +142,14 @@ def run_fake(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> l
     program.chmod(0o755)
     monkeypatch.setattr(atc.shutil, "which", lambda name: str(program))
     lines: list[str] = []
-    run_atc("ascend", ["--model=a b"], lines.append)
+    run_atc("ascend", ["--model=a b"], directory, lines.append)
     return lines
 
 
-def test_the_software_compiler_refuses_what_atc_refuses():
+def test_the_software_compiler_refuses_what_atc_refuses(tmp_path: Path):
     with pytest.raises(ConversionError, match=r"E10007"):
-        run_atc("sim", ["--framework=5"], lambda line: None)
+        run_atc("sim", ["--framework=5"], tmp_path, lambda line: None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_atc_wrote_is_found(tmp_path: Path):

