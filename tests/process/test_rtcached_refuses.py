@@ -50,9 +50,10 @@ def test_a_file_in_the_way_is_left_alone_and_named(null_bundle: Path, socket_pat
     assert socket_path.read_text() == "precious"
 
 
-def test_a_path_of_108_bytes(null_bundle: Path):
+def test_a_path_of_108_bytes(null_bundle: Path, tmp_path: Path):
     # The administrators' socket, with ".admin" at its end, is the longer one.
-    path = Path("/tmp/" + "x" * 97)
+    path = tmp_path / "x"
+    path = path.with_name("x" * (108 - len(f"{path}.admin") + 1))
     ended = start(null_bundle, path)
     assert (ended.code, ended.complaint) == (
         2,
