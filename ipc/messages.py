@@ -99,7 +99,8 @@ class AnswerRequest(Request, frozen=True, kw_only=True):
     """Fields of `generate` and `chat`: how tokens are chosen and when the answer ends.
 
     Attributes:
-        max_tokens: answer tokens at the most [1 to 1048576]; absent: as many as the context allows.
+        max_tokens: answer tokens at the most [1 to 1048576]; absent: as many as the context
+            allows, which ends the answer in any case.
         temperature: 0 is greedy [0 to 100].
         top_k: choose among the k most probable tokens; 0 is off [0 to 2³¹−1].
         top_p: choose among the most probable tokens that together reach this probability; 1 is

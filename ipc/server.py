@@ -305,7 +305,8 @@ class Server:
     def _refuse(self, client: ClientRef, refusal: MalformedMessage) -> None:
         self.counters.refused[refusal.code] += 1
         self.send(client, refusal.as_reply())
-        self._log("message_refused", {"code": refusal.code, "reason": refusal.message})
+        # Not the sentence: it quotes what the client sent.
+        self._log("message_refused", {"code": refusal.code})
 
     def _tell(self, event: str, client: ClientRef, callback: Callable[[ClientRef], None]) -> None:
         """Call the handler soon, and once for all sends that failed until then."""

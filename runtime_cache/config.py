@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import os
 import re
 import sys
@@ -377,6 +378,8 @@ def _convert(option: Option, given: _Given, into: dict[str, Any], faults: list[s
         value = None
     try:
         into[option.key] = msgspec.convert(value, option.type, strict=not given.is_text)
+        if isinstance(value := into[option.key], float) and not math.isfinite(value):
+            raise msgspec.ValidationError("Expected a finite number")
     except msgspec.ValidationError as error:
         faults.append(f"{given.place}: {option.path} = {value!r}: {error}")
 

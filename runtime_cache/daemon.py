@@ -130,12 +130,11 @@ async def _serve(
             await stack.enter_async_context(servers[role])
         _log_ready(runtime, servers)
         await _either(stop.wait(), asyncio.shield(engine.fatal))
-        is_broken = engine.fatal.done()
-        logger.info("draining", unfinished=engine.num_unanswered, is_broken=is_broken)
-        num_cancelled = await engine.drain(0 if is_broken else config.ipc.drain_timeout_s)
+        logger.info("draining", unfinished=engine.num_unanswered)
+        num_cancelled = await engine.drain(config.ipc.drain_timeout_s)
         logger.info("drained", cancelled=num_cancelled)
         await service.close()
-    return EXIT_BROKEN if is_broken else EXIT_OK
+    return EXIT_BROKEN if engine.fatal.done() else EXIT_OK
 
 
 def _endpoint(config: Config, role: Role) -> str:
@@ -164,7 +163,7 @@ def _log_ready(runtime: Runtime, servers: Mapping[Role, Server]) -> None:
         soc=runtime.soc_name,
         endpoints={role: server.endpoint for role, server in servers.items()},
         capacity_tokens=runtime.cache.num_usable * runtime.layout.block_size,
-        max_model_len=runtime.gears.max_model_len,
+        max_model_len=runtime.engine.state.max_sequence_tokens,
     )
 
 

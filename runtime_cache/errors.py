@@ -54,7 +54,7 @@ class InvalidRequest(RequestError):
 
 
 class TooLong(RequestError):
-    """The prompt, or prompt plus answer, exceeds a limit. The request was not admitted."""
+    """The prompt leaves no room for an answer. The request was not admitted."""
 
     code = "too_long"
 

@@ -29,6 +29,7 @@ class DaemonFacts:
         digest: of the bundle.
         block_size: tokens per block.
         bytes_per_block: device memory of one block.
+        is_caching: whether prefixes are kept at all.
     """
 
     def __init__(self, runtime: Runtime, servers: Mapping[Role, Server]) -> None:
@@ -39,6 +40,7 @@ class DaemonFacts:
         self.digest = runtime.manifest.digest
         self.block_size = runtime.layout.block_size
         self.bytes_per_block = runtime.layout.block_bytes
+        self.is_caching = runtime.config.cache.enable
 
     def pong(self, message_id: wire.MessageId) -> wire.Pong:
         """Answer to `ping`."""
@@ -53,7 +55,7 @@ class DaemonFacts:
             digest=self.digest,
             device=config.device.device,
             vocab_size=runtime.manifest.model.vocab_size,
-            max_model_len=runtime.gears.max_model_len,
+            max_model_len=runtime.engine.state.max_sequence_tokens,
             block_size=self.block_size,
             chat=runtime.chat_template is not None,
             limits={
@@ -120,7 +122,7 @@ class DaemonFacts:
             hits=entry.num_hits,
             age_s=round(now_s - entry.created_s, 3),
             idle_s=round(now_s - entry.last_used_s, 3),
-            in_use=entry.num_holds > len(entry.prefix_ids),
+            in_use=entry.num_requests > 0,
             prefix_id=wire.PrefixName(entry.prefix_ids[0]) if entry.prefix_ids else None,
         )
 

@@ -25,10 +25,9 @@ from runtime_cache.device.thread import DeviceThread
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.executor import Executor
 from runtime_cache.engine.gears import Gear, GearTable
-from runtime_cache.engine.loop import EngineLoop
-from runtime_cache.engine.request import Sampled
+from runtime_cache.engine.loop import EngineLoop, Samples
 from runtime_cache.engine.sampler import sample_rows
-from runtime_cache.engine.state import EngineConfig, EngineState
+from runtime_cache.engine.state import EngineLimits, EngineState
 from runtime_cache.errors import BundleError, ConfigError, OutOfDeviceMemory
 
 log = structlog.get_logger(__name__)
@@ -108,14 +107,14 @@ class Runtime:
         finally:
             await self._thread.close()
 
-    def run_step(self, batch: StepBatch) -> Awaitable[tuple[Sampled, ...]]:
+    def run_step(self, batch: StepBatch) -> Awaitable[Samples]:
         """Run a batch on the device thread and sample there, off the event loop.
 
         The batch is on its way when this returns.
         """
         return self._thread.start(self._run_and_sample, batch)
 
-    def _run_and_sample(self, batch: StepBatch) -> tuple[Sampled, ...]:
+    def _run_and_sample(self, batch: StepBatch) -> Samples:
         logits = self.executor.run(batch)
         states = [row.sampler for row in batch.rows if row.sampler is not None]
         return sample_rows(logits, states)
@@ -169,7 +168,7 @@ class Runtime:
         state = EngineState(
             self.cache,
             self.gears,
-            EngineConfig(
+            EngineLimits(
                 max_waiting=config.engine.max_waiting,
                 interleave_chunk_tokens=config.engine.interleave_chunk_tokens,
                 max_running=config.engine.max_running,

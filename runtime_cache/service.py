@@ -12,7 +12,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -36,6 +36,8 @@ from runtime_cache.errors import (
     Draining,
     DuplicateId,
     InternalError,
+    InvalidRequest,
+    QueueFull,
     RuntimeCacheError,
     UnknownPrefix,
 )
@@ -48,6 +50,9 @@ log = structlog.get_logger(__name__)
 _MIN_LOGPROB = -9999.0
 #: Longer texts are tokenised off the event loop; shorter ones cost less than the hop.
 _INLINE_CHARS = 4096
+#: Characters that may wait to be tokenised, of all clients together: about ten seconds' work.
+_MAX_READING_CHARS = 32 * 1024**2
+_RETRY_READING_MS = 5000
 #: About what a restart takes: when to try again with requests that came too late [milliseconds].
 _RESTART_MS = 5000
 
@@ -70,6 +75,8 @@ class Facts(Protocol):
     def block_size(self) -> int: ...
     @property
     def digest(self) -> str: ...
+    @property
+    def is_caching(self) -> bool: ...
     def info(self, message_id: wire.MessageId) -> wire.Info: ...
     def pong(self, message_id: wire.MessageId) -> wire.Pong: ...
     def stats(self) -> dict[str, Any]: ...
@@ -97,6 +104,8 @@ class _Work:
         num_sent: answer tokens sent so far.
         text, token_ids, logprobs: what was not sent, because the client wants one message.
         tokens: the prompt.
+        reading: the prompt's tokenising on the worker thread.
+        expiry: ends the request at its deadline while its prompt is being tokenised.
     """
 
     client: ClientRef
@@ -109,6 +118,8 @@ class _Work:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[wire.Logprobs] = field(default_factory=list)
     tokens: TokenArray | None = None
+    reading: Future[TokenArray] | None = None
+    expiry: asyncio.TimerHandle | None = None
 
     @property
     def is_streamed(self) -> bool:
@@ -139,6 +150,7 @@ class Service:
         self._clock = clock
         self._work: dict[ClientRef, dict[str, _Work]] = {}
         self._reading: set[asyncio.Task[None]] = set()
+        self._num_reading_chars = 0
         self._next_id = 1
         self._is_closed = False
         self._tokenising = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
@@ -207,30 +219,60 @@ class Service:
     def _accept(self, client: ClientRef, message: _Started) -> None:
         if self._is_closed:
             raise _draining()
+        if isinstance(message, wire.Register) and not self._facts.is_caching:
+            raise InvalidRequest("the prefix cache is off (cache.enable), so nothing can be kept")
         unfinished = self._work.setdefault(client, {})
         if message.id in unfinished:
             raise DuplicateId(f"`id` {message.id!r} names an unfinished request of this client")
         work = _Work(client, message, self._clock())
         unfinished[message.id] = work
-        if _num_chars(message) > _INLINE_CHARS:
-            task = asyncio.ensure_future(self._read_elsewhere(work))
-            self._reading.add(task)
-            task.add_done_callback(self._reading.discard)
-            return
         try:
-            self._start(work, self._intake.prompt(message))
+            num_chars = _num_chars(message)
+            if num_chars > _INLINE_CHARS:
+                self._read_elsewhere(work, num_chars)
+            else:
+                self._start(work, self._intake.prompt(message))
         except Exception as error:
             self._fail(work, error)
 
-    async def _read_elsewhere(self, work: _Work) -> None:
-        """Tokenise on the worker thread, then go on unless the request has ended meanwhile."""
+    def _read_elsewhere(self, work: _Work, num_chars: int) -> None:
+        """Tokenise on the worker thread; go on from there in `_go_on`."""
+        if self._num_reading_chars + num_chars > _MAX_READING_CHARS:
+            raise QueueFull(
+                f"{self._num_reading_chars} characters of other prompts wait to be tokenised",
+                retry_after_ms=_RETRY_READING_MS,
+            )
         loop = asyncio.get_running_loop()
+        work.reading = self._tokenising.submit(self._intake.prompt, work.message)
+        if (deadline_s := self._deadline_s(work)) is not None:
+            delay_s = max(0.0, deadline_s - self._clock())
+            work.expiry = loop.call_later(delay_s, self._expire, work)
+        self._num_reading_chars += num_chars
+        task = asyncio.ensure_future(self._go_on(work, work.reading, num_chars))
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    async def _go_on(self, work: _Work, reading: Future[TokenArray], num_chars: int) -> None:
+        """Start the request when its prompt is read, unless it has ended meanwhile."""
         try:
-            tokens = await loop.run_in_executor(self._tokenising, self._intake.prompt, work.message)
+            tokens = await asyncio.wrap_future(reading)
             if self._is_unfinished(work):
                 self._start(work, tokens)
+        except asyncio.CancelledError:
+            pass  # by `_finish` before it was read: nobody wants this prompt any more
         except Exception as error:
             self._fail(work, error)
+        finally:
+            self._num_reading_chars -= num_chars
+
+    def _expire(self, work: _Work) -> None:
+        self._finish(work, _never_started(work, "deadline", self._clock()))
+
+    def _deadline_s(self, work: _Work) -> float | None:
+        if not isinstance(work.message, wire.AnswerRequest):
+            return None
+        deadline_ms = work.message.deadline_ms or self._defaults.deadline_ms
+        return None if deadline_ms is None else work.arrived_s + deadline_ms / 1000
 
     def _start(self, work: _Work, tokens: TokenArray) -> None:
         """Hand the request to the engine, or answer it if only its tokens were wanted."""
@@ -239,6 +281,8 @@ class Service:
             ids = tuple(tokens.tolist())
             self._finish(work, wire.Tokenized(id=message.id, token_ids=ids))
             return
+        if work.expiry is not None:
+            work.expiry.cancel()  # from here on the engine looks at the deadline
         work.tokens = tokens
         request = self._request(RequestId(self._next_id), work, tokens)
         self._next_id += 1
@@ -259,7 +303,6 @@ class Service:
         params = self._intake.params(message, seed=secrets.randbits(53))
         if params.max_tokens is None:
             params = replace(params, max_tokens=self._defaults.max_tokens)
-        deadline_ms = message.deadline_ms or self._defaults.deadline_ms
         return NewRequest(
             request_id,
             tokens,
@@ -269,7 +312,7 @@ class Service:
             detokenizer=self._intake.tokenizer.detokenizer(
                 is_continuation=isinstance(message, wire.Generate)
             ),
-            deadline_s=None if deadline_ms is None else work.arrived_s + deadline_ms / 1000,
+            deadline_s=self._deadline_s(work),
             arrived_s=work.arrived_s,
         )
 
@@ -311,7 +354,7 @@ class Service:
         if work.request_id is not None:
             self._engine.cancel(work.request_id, reason)
         else:
-            self._finish(work, _never_started(work, self._clock()))
+            self._finish(work, _never_started(work, "cancelled", self._clock()))
 
     def _fail(self, work: _Work, error: Exception) -> None:
         """The request cannot be started."""
@@ -327,6 +370,10 @@ class Service:
         del unfinished[work.message.id]
         if not unfinished:
             del self._work[work.client]
+        if work.expiry is not None:
+            work.expiry.cancel()
+        if work.reading is not None:
+            work.reading.cancel()
         if not work.is_mute:
             self._send(work.client, reply)
 
@@ -412,8 +459,8 @@ def _num_chars(message: _Started) -> int:
     return len(message.text or "") + sum(len(turn.content) for turn in turns)
 
 
-def _never_started(work: _Work, now_s: float) -> wire.AnyReply:
-    """The final reply to a request that was cancelled while its text was still being read."""
+def _never_started(work: _Work, reason: wire.FinishReason, now_s: float) -> wire.AnyReply:
+    """The final reply to a request that ended while its text was still being tokenised."""
     if not isinstance(work.message, wire.AnswerRequest):
         return _cancelled(work.message.id)
     waited_s = now_s - work.arrived_s
@@ -422,7 +469,7 @@ def _never_started(work: _Work, now_s: float) -> wire.AnyReply:
         index=0,
         text="",
         token_ids=(),
-        finish_reason="cancelled",
+        finish_reason=reason,
         usage=wire.Usage(0, 0, 0, 0),
         timing=_timing(Usage(0, 0, 0, 0, queue_s=waited_s, ttft_s=None, total_s=waited_s)),
     )

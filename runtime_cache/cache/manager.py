@@ -14,6 +14,7 @@ Eviction is least recently used first, and ahead of need: after every change the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from runtime_cache.cache.block_pool import BlockPool
@@ -35,7 +36,8 @@ class CacheManager:
         root: where the hash chains of new requests start.
         counters: see `CacheCounters`.
         now_s: the time of the event in work; set by the engine, for the ages of entries alone.
-        max_registered_blocks: how many blocks registrations may hold together.
+        max_registered_blocks: how many blocks registrations may hold together, and how many of
+            them there may be: those shorter than a block hold none.
     """
 
     def __init__(
@@ -228,12 +230,14 @@ class CacheManager:
         Registering an id again replaces what it held, so repeating a registration changes nothing.
 
         Returns:
-            None if registrations would hold more than they may; then nothing has changed.
+            None if there would be more of them, or they would hold more, than they may; then
+            nothing has changed.
         """
+        limit = self.max_registered_blocks
+        if prefix_id not in self._registrations and len(self._registrations) >= limit:
+            return None
         blocks = tuple(table.blocks[: table.num_committed])
-        if len(self._registered_blocks(besides=prefix_id) | set(blocks)) > (
-            self.max_registered_blocks
-        ):
+        if len(self._registered_blocks(besides=prefix_id) | set(blocks)) > limit:
             return None
         for block in blocks:
             self.pool.hold(block)
@@ -278,19 +282,26 @@ class CacheManager:
     def entries(self) -> list[CacheEntry]:
         """The cached prefixes that nothing continues or that are registered; last used first."""
         ids_by_block: dict[BlockId, list[PrefixId]] = {}
+        num_registered: Counter[BlockId] = Counter()
         for registration in self._registrations.values():
+            num_registered.update(registration.blocks)
             if registration.blocks:
                 ids_by_block.setdefault(registration.blocks[-1], []).append(registration.prefix_id)
         nodes = [n for n in self.index if n.num_children == 0 or n.block in ids_by_block]
         nodes.sort(key=lambda node: node.last_used_s, reverse=True)
-        return [self._entry(node, tuple(ids_by_block.get(node.block, ()))) for node in nodes]
+        return [
+            self._entry(n, num_registered[n.block], tuple(ids_by_block.get(n.block, ())))
+            for n in nodes
+        ]
 
-    def _entry(self, node: PrefixNode, prefix_ids: tuple[PrefixId, ...]) -> CacheEntry:
+    def _entry(
+        self, node: PrefixNode, num_registered: int, prefix_ids: tuple[PrefixId, ...]
+    ) -> CacheEntry:
         return CacheEntry(
             digest=node.key.digest.hex(),
             num_tokens=node.num_blocks * self.block_size,
             num_blocks=node.num_blocks,
-            num_holds=self.pool.num_holds(node.block),
+            num_requests=self.pool.num_holds(node.block) - num_registered,
             num_hits=node.num_hits,
             created_s=node.created_s,
             last_used_s=node.last_used_s,

@@ -46,7 +46,7 @@ class CacheEntry:
 
     Attributes:
         digest: chain digest of its last block (hexadecimal).
-        num_holds: holds on its last block, by requests and registrations.
+        num_requests: live requests that hold its last block.
         num_hits: admissions that reused its last block.
         created_s: when its last block was committed, on the clock of the engine's events.
         last_used_s: when it was last reused, or committed.
@@ -56,7 +56,7 @@ class CacheEntry:
     digest: str
     num_tokens: int
     num_blocks: int
-    num_holds: int
+    num_requests: int
     num_hits: int
     created_s: float
     last_used_s: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime_cache.engine.request import NewRequest, Sampled
+from runtime_cache.engine.request import BadLogits, NewRequest, Sampled
 from runtime_cache.ids import PrefixId, RequestId, StepId
 
 CancelReason = Literal["client", "client_gone", "slow_reader", "shutdown"]
@@ -41,7 +41,7 @@ class StepDone:
     """
 
     step_id: StepId
-    samples: tuple[Sampled, ...]
+    samples: tuple[Sampled | BadLogits, ...]
     now_s: float
 
 

@@ -37,7 +37,7 @@ from runtime_cache.engine.events import (
     StepDone,
     StepFailed,
 )
-from runtime_cache.engine.request import NewRequest, Sampled
+from runtime_cache.engine.request import BadLogits, NewRequest, Sampled
 from runtime_cache.engine.state import EngineState
 from runtime_cache.errors import DeviceError, DeviceLost, InternalError, RuntimeCacheError
 from runtime_cache.ids import PrefixId, RequestId
@@ -45,9 +45,10 @@ from runtime_cache.ids import PrefixId, RequestId
 log = structlog.get_logger(__name__)
 
 Answer = EmitTokens | FinishRequest | FailRequest
+Samples = tuple[Sampled | BadLogits, ...]
 Report = TypeVar("Report", ReportEvicted, ReportReleased)
 #: The step is on its way when the call returns; its failure comes with the awaitable.
-StepRunner = Callable[[StepBatch], Awaitable[tuple[Sampled, ...]]]
+StepRunner = Callable[[StepBatch], Awaitable[Samples]]
 
 
 class AnswerSink(Protocol):
@@ -193,7 +194,7 @@ class EngineLoop:
                 log.exception("sink_failed", request=answer.request_id)
         self._is_delivering = False
 
-    async def _step(self, batch: StepBatch, running: Awaitable[tuple[Sampled, ...]]) -> None:
+    async def _step(self, batch: StepBatch, running: Awaitable[Samples]) -> None:
         event: Event
         try:
             samples = await running
@@ -222,6 +223,8 @@ class EngineLoop:
 
     def _break(self, error: RuntimeCacheError) -> None:
         """Nothing can go on: the state is left as it is, every request is answered."""
+        if self._broken is not None:
+            return
         is_device = isinstance(error, DeviceError)
         log.error("engine_broken", error=str(error), exc_info=None if is_device else error)
         self._broken = error

@@ -112,13 +112,21 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class BadLogits:
+    """The model's output for one row is not usable: it has NaN or +inf, or nothing but -inf."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request used. Every count is of tokens and counts a token once.
+    """What a request used.
 
     Attributes:
         prompt_tokens: tokens of the prompt.
         cached_tokens: those of them whose KV came from the cache when it was first admitted.
-        prefilled_tokens: token rows computed for the prompt, after a preemption once more.
+        prefilled_tokens: token rows computed in prefill: the prompt's, and after a preemption
+            whatever of prompt and answer had to be computed again.
         completion_tokens: answer tokens.
         queue_s: from arrival to the first step.
         ttft_s: from arrival to the first answer token; None if there was none.

@@ -25,8 +25,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from runtime_cache.engine.request import Sampled, SamplingParams, TokenArray, TokenLogprobs
-from runtime_cache.errors import DeviceError, InvalidRequest
+from runtime_cache.engine.request import (
+    BadLogits,
+    Sampled,
+    SamplingParams,
+    TokenArray,
+    TokenLogprobs,
+)
+from runtime_cache.errors import InvalidRequest
 
 Logits = npt.NDArray[np.float32]
 _Ids = npt.NDArray[np.int64]
@@ -37,12 +43,6 @@ _MIN_TEMPERATURE = 1e-30
 _MIN_REPETITION_PENALTY = 1e-6
 _MAX_BIAS = float(np.finfo(np.float32).max) / 4
 _SEED_MASK = (1 << 64) - 1
-
-
-class BadLogits(DeviceError):
-    """The model's output has NaN or +inf, or nothing but -inf. No state was changed."""
-
-    code = "bad_logits"
 
 
 class SamplerState:
@@ -95,43 +95,36 @@ class SamplerState:
         return changed
 
 
-def sample(logits: Logits, state: SamplerState) -> Sampled:
-    """Choose the next token of one request and count it in `state`.
+def sample_rows(logits: Logits, states: Sequence[SamplerState]) -> tuple[Sampled | BadLogits, ...]:
+    """Choose the next token of each row and count it in the row's state.
 
-    Args:
-        logits: [V] fp32; not changed.
-
-    Raises:
-        BadLogits: see there.
-    """
-    _check(float(logits[np.argmax(logits)]), row=0)
-    return _sample_checked(logits, state)
-
-
-def sample_rows(logits: Logits, states: Sequence[SamplerState]) -> tuple[Sampled, ...]:
-    """Choose the next token of each row; rows that are plainly greedy cost one argmax together.
+    Rows that are plainly greedy cost one argmax together. The state of a bad row is not changed.
 
     Args:
         logits: [n, V] fp32, one row for each state; not changed.
 
     Raises:
-        BadLogits: a row is bad; then no row's state was changed.
         ValueError: `logits` is not [n, V] with n states.
     """
     if logits.ndim != 2 or len(logits) != len(states):
         raise ValueError(f"{len(states)} states for logits of shape {logits.shape}")
     best_ids = np.argmax(logits, axis=1)
     best = np.take_along_axis(logits, best_ids[:, np.newaxis], axis=1)[:, 0]
-    for row, value in enumerate(best.tolist()):
-        _check(value, row)
     return tuple(
-        Sampled(best_id) if state.is_plain_greedy else _sample_checked(logits[row], state)
-        for row, (best_id, state) in enumerate(zip(best_ids.tolist(), states, strict=True))
+        _sample(row, state, best_id, value)
+        for row, state, best_id, value in zip(
+            logits, states, best_ids.tolist(), best.tolist(), strict=True
+        )
     )
 
 
-def _sample_checked(logits: Logits, state: SamplerState) -> Sampled:
+def _sample(logits: Logits, state: SamplerState, best_id: int, best: float) -> Sampled | BadLogits:
+    """One row [V], given its largest value; argmax stops at the first NaN, so `best` shows any."""
+    if not math.isfinite(best):
+        return BadLogits(f"the model's logits are not usable: the largest is {best}")
     params = state.params
+    if state.is_plain_greedy:
+        return Sampled(best_id)
     adjusted = state.adjusted(logits)
     if params.temperature == 0:
         token_id = int(np.argmax(adjusted))
@@ -141,12 +134,6 @@ def _sample_checked(logits: Logits, state: SamplerState) -> Sampled:
     if params.logprobs is None:
         return Sampled(token_id)
     return Sampled(token_id, _logprobs(logits, token_id, params.logprobs))
-
-
-def _check(best: float, row: int) -> None:
-    """`best` is a row's largest value; argmax stops at the first NaN, so it is NaN if any is."""
-    if not math.isfinite(best):
-        raise BadLogits(f"the logits of row {row} are not usable: the largest is {best}")
 
 
 def _draw(logits: Logits, params: SamplingParams, uniform: float) -> int:
@@ -250,9 +237,9 @@ class _TokenCounts:
     def __init__(self, prompt_tokens: TokenArray) -> None:
         distinct = np.unique(prompt_tokens)
         self._size = len(distinct)
-        self._ids = np.empty(max(16, 2 * self._size), dtype=np.int64)
+        self._ids: _Ids = np.empty(max(16, 2 * self._size), dtype=np.int64)
         self._ids[: self._size] = distinct
-        self._counts = np.zeros(len(self._ids), dtype=np.float32)
+        self._counts: Logits = np.zeros(len(self._ids), dtype=np.float32)
         self._place = {token_id: place for place, token_id in enumerate(distinct.tolist())}
 
     def add(self, token_id: int) -> None:

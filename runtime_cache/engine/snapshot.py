@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from runtime_cache.cache.results import CacheCounters
 
@@ -18,6 +19,7 @@ class EngineCounters:
         refused: not admitted: queue full, too long, draining, invalid.
         finished: answered to the end.
         cancelled: ended by their owner, or by the daemon for it.
+        cancelled_by: the same by reason.
         expired: ended by their deadline.
         failed: ended by a failed step or for want of blocks.
         registered: prefixes registered.
@@ -26,7 +28,8 @@ class EngineCounters:
         prefill_steps: steps that were started with a chunk of one prompt.
         decode_steps: steps that were started with one token each of several requests.
         failed_steps: those of both that failed.
-        prefill_tokens: tokens computed for prompts, after a preemption again.
+        prefill_tokens: tokens computed in prefill: of prompts, and after a preemption again
+            whatever was lost of prompt and answer.
         decode_tokens: answer tokens fed back.
     """
 
@@ -34,6 +37,7 @@ class EngineCounters:
     refused: int = 0
     finished: int = 0
     cancelled: int = 0
+    cancelled_by: Counter[str] = field(default_factory=Counter)
     expired: int = 0
     failed: int = 0
     registered: int = 0

@@ -41,7 +41,7 @@ from runtime_cache.engine.events import (
 )
 from runtime_cache.engine.gears import GearTable
 from runtime_cache.engine.pace import Pace
-from runtime_cache.engine.request import NewRequest, Sampled
+from runtime_cache.engine.request import BadLogits, NewRequest, Sampled
 from runtime_cache.engine.scheduler import Computed, Scheduler, Step
 from runtime_cache.engine.sequence import Sequence
 from runtime_cache.engine.snapshot import EngineCounters, EngineSnapshot
@@ -61,8 +61,8 @@ _NO_TEXT = StopResult("")
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """The engine's settings.
+class EngineLimits:
+    """What bounds the engine's work.
 
     Attributes:
         max_waiting: requests in the queue at the most; a step in flight keeps even those waiting
@@ -71,30 +71,30 @@ class EngineConfig:
         max_running: requests admitted at a time; None for as many as a decode step can feed.
     """
 
-    max_waiting: int = 256
-    interleave_chunk_tokens: int = 128
+    max_waiting: int
+    interleave_chunk_tokens: int
     max_running: int | None = None
 
 
 class EngineState:
     """All requests, from arrival to final answer."""
 
-    def __init__(self, cache: CacheManager, gears: GearTable, config: EngineConfig) -> None:
+    def __init__(self, cache: CacheManager, gears: GearTable, limits: EngineLimits) -> None:
         """Start empty.
 
         Raises:
             ConfigError: a limit is below 1.
         """
-        max_running = gears.max_batch if config.max_running is None else config.max_running
-        if min(config.max_waiting, config.interleave_chunk_tokens, max_running) < 1:
-            raise ConfigError(f"a limit of the engine is below 1: {config}")
+        max_running = gears.max_batch if limits.max_running is None else limits.max_running
+        if min(limits.max_waiting, limits.interleave_chunk_tokens, max_running) < 1:
+            raise ConfigError(f"a limit of the engine is below 1: {limits}")
         self._cache = cache
-        self._config = config
+        self._limits = limits
         self._scheduler = Scheduler(
             cache,
             gears,
             max_running=max_running,
-            interleave_chunk_tokens=config.interleave_chunk_tokens,
+            interleave_chunk_tokens=limits.interleave_chunk_tokens,
         )
         self._admission = Admission(cache, gears)
         self._unanswered: dict[RequestId, Sequence] = {}
@@ -143,7 +143,11 @@ class EngineState:
             num_evictable_blocks=cache.num_evictable,
             num_free_blocks=cache.num_free,
             num_registered_prefixes=len(cache.registrations()),
-            engine=replace(self._counters, preemptions=self._scheduler.num_preemptions),
+            engine=replace(
+                self._counters,
+                preemptions=self._scheduler.num_preemptions,
+                cancelled_by=self._counters.cancelled_by.copy(),
+            ),
             cache=replace(cache.counters),
         )
 
@@ -174,7 +178,7 @@ class EngineState:
             case RequestArrived():
                 self._on_arrived(event.request)
             case CancelRequested():
-                self._on_cancel(event.request_id)
+                self._on_cancel(event)
             case StepFailed():
                 self._on_step_failed(event)
             case ClockTicked():
@@ -210,7 +214,7 @@ class EngineState:
         if self._is_draining:
             raise Draining("the daemon is shutting down", retry_after_ms=retry_after_ms)
         num_waiting = len(self._scheduler.waiting)
-        if num_waiting >= self._config.max_waiting:
+        if num_waiting >= self._limits.max_waiting:
             raise QueueFull(f"{num_waiting} requests are waiting", retry_after_ms=retry_after_ms)
 
     # -- steps --------------------------------------------------------------------------------
@@ -251,11 +255,14 @@ class EngineState:
             )
         samples = iter(event.samples)
         for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
+            sampled = None if row.sampler is None else next(samples)
+            if isinstance(sampled, BadLogits):
+                self._discard(sequence, "bad_logits", sampled.message, is_retryable=False)
+                continue
             num_fed = len(row.token_ids)
             num_prefilled = self._scheduler.settle(sequence, num_fed)
             self._counters.prefill_tokens += num_prefilled
             self._counters.decode_tokens += num_fed - num_prefilled
-            sampled = None if row.sampler is None else next(samples)
             if sequence.status == "ready":
                 self._go_on(sequence, sampled)
 
@@ -282,24 +289,26 @@ class EngineState:
         step = self._take_step(event.step_id)
         self._counters.failed_steps += 1
         for sequence in step.sequences:
-            is_unanswered = sequence.status == "stepping"
-            self._scheduler.discard(sequence)
-            if is_unanswered:
-                self._counters.failed += 1
-                self._forget(sequence)
-                failure = FailRequest(
-                    sequence.request.request_id, event.code, event.message, event.retryable
-                )
-                self._out.append(failure)
+            self._discard(sequence, event.code, event.message, is_retryable=event.retryable)
+
+    def _discard(self, sequence: Sequence, code: str, message: str, *, is_retryable: bool) -> None:
+        """What a step computed for this request is not usable: it ends."""
+        is_unanswered = sequence.status == "stepping"
+        self._scheduler.discard(sequence)
+        if is_unanswered:
+            self._counters.failed += 1
+            self._forget(sequence)
+            self._out.append(FailRequest(sequence.request.request_id, code, message, is_retryable))
 
     # -- ends ---------------------------------------------------------------------------------
 
-    def _on_cancel(self, request_id: RequestId) -> None:
-        sequence = self._unanswered.get(request_id)
+    def _on_cancel(self, event: CancelRequested) -> None:
+        sequence = self._unanswered.get(event.request_id)
         if sequence is None:
             self._counters.late += 1
             return
         self._counters.cancelled += 1
+        self._counters.cancelled_by[event.reason] += 1
         self._end_early(sequence, "cancelled")
 
     def _end_early(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -311,8 +320,13 @@ class EngineState:
         if prefix_id is None:
             raise InternalError(f"nothing to compute: {sequence.story()}")
         if self._cache.register(prefix_id, sequence.blocks()) is None:
-            held, limit = self._cache.num_registered_blocks, self._cache.max_registered_blocks
-            self._fail(sequence, f"registered prefixes hold {held} of {limit} blocks: release some")
+            cache = self._cache
+            self._fail(
+                sequence,
+                f"{len(cache.registrations())} registered prefixes hold "
+                f"{cache.num_registered_blocks} blocks; neither number may exceed "
+                f"{cache.max_registered_blocks}: release some",
+            )
             return
         self._counters.registered += 1
         self._finish(sequence, "registered", _NO_TEXT)

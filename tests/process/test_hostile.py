@@ -295,7 +295,9 @@ def test_a_prefix_that_leaves_no_room(admin: Client):
 
 def test_more_prefixes_than_fit(admin: Client, client: RawClient):
     kept = admin.register("a" * 4000)
-    with pytest.raises(ServerError, match="registered prefixes hold 62 of 63 blocks") as caught:
+    with pytest.raises(
+        ServerError, match="1 registered prefixes hold 62 blocks; neither number may exceed 63"
+    ) as caught:
         admin.register("b" * 4000)
     assert caught.value.code == "capacity"
     done = client.ask(id="a", prompt="c" * 2000, max_tokens=3, **GREEDY)

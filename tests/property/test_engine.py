@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from runtime_cache.engine.commands import FinishRequest
 from runtime_cache.engine.gears import Gear, GearTable
-from runtime_cache.engine.state import EngineConfig
+from runtime_cache.engine.state import EngineLimits
 from tests.support.engine_rig import EngineRig, expected_answer, small_gears
 
 #: Prompts begin with one of these, so that many share blocks.
@@ -42,7 +42,7 @@ class EngineMachine(RuleBasedStateMachine):
             num_blocks=num_blocks,
             gears=LOPSIDED if is_lopsided else small_gears(),
             low_watermark_blocks=watermark,
-            config=EngineConfig(max_waiting=5, interleave_chunk_tokens=4, max_running=max_running),
+            config=EngineLimits(max_waiting=5, interleave_chunk_tokens=4, max_running=max_running),
         )
         self.prompts: dict[int, list[int]] = {}
         self.prefixes = 0

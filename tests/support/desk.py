@@ -51,8 +51,14 @@ class HeldIntake(Intake):
 
     may_read: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
+    read: list[Prompted] = field(default_factory=list)
+
+    @property
+    def num_read(self) -> int:
+        return len(self.read)
 
     def prompt(self, message: Prompted) -> TokenArray:
+        self.read.append(message)
         self.may_read.wait()
         if self.error is not None:
             raise self.error
@@ -132,6 +138,7 @@ class FakeFacts:
     bytes_per_block = 100
     block_size = 4
     digest = "d1"
+    is_caching = True
 
     def info(self, message_id: wire.MessageId) -> wire.Info:
         return wire.Info(

@@ -35,8 +35,8 @@ from runtime_cache.engine.events import (
     StepFailed,
 )
 from runtime_cache.engine.gears import Gear, GearTable
-from runtime_cache.engine.request import NewRequest, Sampled, SamplingParams
-from runtime_cache.engine.state import EngineConfig, EngineState
+from runtime_cache.engine.request import BadLogits, NewRequest, Sampled, SamplingParams
+from runtime_cache.engine.state import EngineLimits, EngineState
 from runtime_cache.ids import BlockId, PrefixId, RequestId
 from tests.support.caching import BLOCK_SIZE, make_manager
 
@@ -135,6 +135,13 @@ class FakePool:
         return slots
 
 
+def limits(
+    *, max_waiting: int = 64, interleave_chunk_tokens: int = 4, max_running: int | None = None
+) -> EngineLimits:
+    """An engine's limits, where a test does not care about all of them."""
+    return EngineLimits(max_waiting, interleave_chunk_tokens, max_running)
+
+
 class EngineRig:
     """Feeds events, plays the device, keeps all answers, checks everything after each event.
 
@@ -155,7 +162,7 @@ class EngineRig:
         low_watermark_blocks: int = 0,
         max_registered_blocks: int | None = None,
         is_cache_enabled: bool = True,
-        config: EngineConfig | None = None,
+        config: EngineLimits | None = None,
     ) -> None:
         self.cache = make_manager(
             num_blocks,
@@ -166,7 +173,7 @@ class EngineRig:
         self.state = EngineState(
             self.cache,
             gears or small_gears(),
-            config or EngineConfig(max_waiting=64, interleave_chunk_tokens=4),
+            config or limits(),
         )
         self.pool = FakePool(self.cache)
         self.now_s = 100.0
@@ -228,7 +235,7 @@ class EngineRig:
         self.handle(PrefixReleased(PrefixId(prefix_id)))
 
     def step_done(
-        self, seconds: float = 1.0, *, samples: tuple[Sampled, ...] | None = None
+        self, seconds: float = 1.0, *, samples: tuple[Sampled | BadLogits, ...] | None = None
     ) -> None:
         """The step in flight runs and is done; the model may be overruled by `samples`."""
         batch = self._take_batch()

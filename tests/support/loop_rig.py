@@ -11,7 +11,7 @@ from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.commands import EmitTokens, FailRequest, FinishRequest
 from runtime_cache.engine.loop import Answer, EngineLoop
 from runtime_cache.engine.request import Detokenizer, NewRequest, Sampled, SamplingParams
-from runtime_cache.engine.state import EngineConfig, EngineState
+from runtime_cache.engine.state import EngineLimits, EngineState
 from runtime_cache.ids import PrefixId, RequestId
 from tests.support.caching import make_manager
 from tests.support.engine_rig import FakePool, Letters, small_gears
@@ -116,7 +116,7 @@ class LoopRig:
 
     def __init__(self, *, num_blocks: int = 24, max_running: int | None = None) -> None:
         self.cache = make_manager(num_blocks)
-        config = EngineConfig(max_waiting=8, interleave_chunk_tokens=8, max_running=max_running)
+        config = EngineLimits(max_waiting=8, interleave_chunk_tokens=8, max_running=max_running)
         state = EngineState(self.cache, small_gears(), config)
         self.clock = Clock()
         self.journal: list[str] = []

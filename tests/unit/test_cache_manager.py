@@ -401,10 +401,32 @@ def test_entries_show_leaves_and_registered_prefixes(make_cache: MakeCache) -> N
     assert cache.entries() == [
         CacheEntry(other, 4, 1, 0, num_hits=0, created_s=3.0, last_used_s=3.0, prefix_ids=()),
         CacheEntry(
-            digests[0], 4, 1, 1, num_hits=1, created_s=1.0, last_used_s=2.0, prefix_ids=(P1,)
+            digests[0], 4, 1, 0, num_hits=1, created_s=1.0, last_used_s=2.0, prefix_ids=(P1,)
         ),
         CacheEntry(digests[1], 8, 2, 0, num_hits=0, created_s=2.0, last_used_s=2.0, prefix_ids=()),
     ]
+
+
+def test_only_live_requests_use_an_entry(make_cache: MakeCache) -> None:
+    cache = make_cache(10)
+    register(cache, P1, range(4))
+    register(cache, P2, range(8))
+    assert [(e.num_blocks, e.num_requests) for e in cache.entries()] == [(1, 0), (2, 0)]
+    table = admitted(cache, range(9))
+    assert [(e.num_blocks, e.num_requests) for e in cache.entries()] == [(1, 1), (2, 1)]
+    cache.release(table)
+
+
+@pytest.mark.parametrize(("num_short", "is_taken"), [(1, True), (2, False)])
+def test_registrations_that_hold_nothing_are_counted_too(
+    make_cache: MakeCache, num_short: int, is_taken: bool
+) -> None:
+    cache = make_cache(10, max_registered_blocks=2)
+    for index in range(num_short):
+        register(cache, PrefixId(f"short{index}"), range(index, index + 2))
+    table = admitted(cache, range(5))
+    assert (cache.register(P1, table) is not None) == is_taken
+    cache.release(table)
 
 
 # -- the checker itself -------------------------------------------------------------------------

@@ -68,6 +68,12 @@ def test_limits_hold_at_their_edges(edge: tuple[str, bool]) -> None:
         assert "ipc.max_message_bytes" in faults(flags=flags)
 
 
+@pytest.mark.parametrize("text", ["inf", "-inf", "nan"])
+def test_numbers_are_finite(text: str) -> None:
+    path = "cache.low_watermark_mb"
+    assert f"flag --cache-low-watermark-mb: {path} = " in faults(flags={path: text})
+
+
 def test_toml_is_typed_and_text_is_parsed(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('[cache]\nblock_size = "16"\n')

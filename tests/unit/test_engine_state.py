@@ -19,6 +19,7 @@ from runtime_cache.engine.commands import (
 )
 from runtime_cache.engine.events import RequestArrived, StepDone, StepFailed
 from runtime_cache.engine.request import (
+    BadLogits,
     NewRequest,
     Sampled,
     SamplingParams,
@@ -26,11 +27,17 @@ from runtime_cache.engine.request import (
     Usage,
 )
 from runtime_cache.engine.sequence import TRANSITIONS, Happening, Sequence, Status
-from runtime_cache.engine.state import EngineConfig, EngineState
+from runtime_cache.engine.state import EngineLimits, EngineState
 from runtime_cache.errors import ConfigError, InternalError
 from runtime_cache.ids import PrefixId, RequestId, StepId
 from tests.support.caching import make_manager
-from tests.support.engine_rig import EngineRig, expected_answer, next_token, small_gears
+from tests.support.engine_rig import (
+    EngineRig,
+    expected_answer,
+    limits,
+    next_token,
+    small_gears,
+)
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
 
@@ -66,7 +73,7 @@ def test_an_answer_is_streamed_and_ends_once() -> None:
 
 
 def test_times_are_counted_from_arrival() -> None:
-    rig = EngineRig(config=EngineConfig(max_running=1))
+    rig = EngineRig(config=limits(max_running=1))
     rig.arrive([1, 2, 3], max_tokens=2)
     second = rig.arrive([4, 5, 6], max_tokens=3)
     rig.run()
@@ -147,7 +154,7 @@ def test_a_sampler_belongs_to_the_request_through_preemption() -> None:
 def test_a_sequence_is_limited_by_context_and_pool(
     num_blocks: int, max_model_len: int, limit: int
 ) -> None:
-    state = EngineState(make_manager(num_blocks), small_gears(max_model_len), EngineConfig())
+    state = EngineState(make_manager(num_blocks), small_gears(max_model_len), limits())
     assert state.max_sequence_tokens == limit
 
 
@@ -214,7 +221,7 @@ def test_parameters_that_cannot_be_used_are_refused(params: SamplingParams) -> N
 
 @pytest.mark.parametrize(("num_requests", "num_refused"), [(3, 0), (4, 0), (5, 1)])
 def test_the_queue_is_bounded(num_requests: int, num_refused: int) -> None:
-    rig = EngineRig(config=EngineConfig(max_waiting=3, max_running=1))
+    rig = EngineRig(config=limits(max_waiting=3, max_running=1))
     for token in range(num_requests):
         rig.arrive([token, 1], max_tokens=1)
     failures = [final for final in rig.finals.values() if isinstance(final, FailRequest)]
@@ -226,7 +233,7 @@ def test_the_queue_is_bounded(num_requests: int, num_refused: int) -> None:
 
 
 def test_retry_after_follows_the_recent_pace() -> None:
-    rig = EngineRig(config=EngineConfig(max_waiting=1, max_running=1))
+    rig = EngineRig(config=limits(max_waiting=1, max_running=1))
     for _ in range(3):
         rig.arrive([1, 2], max_tokens=1)
         rig.step_done(seconds=0.5)
@@ -239,12 +246,12 @@ def test_retry_after_follows_the_recent_pace() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        EngineConfig(max_waiting=0),
-        EngineConfig(interleave_chunk_tokens=0),
-        EngineConfig(max_running=0),
+        limits(max_waiting=0),
+        limits(interleave_chunk_tokens=0),
+        limits(max_running=0),
     ],
 )
-def test_limits_below_one_stop_the_start(config: EngineConfig) -> None:
+def test_limits_below_one_stop_the_start(config: EngineLimits) -> None:
     with pytest.raises(ConfigError, match="below 1"):
         EngineState(make_manager(8), small_gears(), config)
 
@@ -253,7 +260,7 @@ def test_limits_below_one_stop_the_start(config: EngineConfig) -> None:
 
 
 def test_cancel_while_waiting() -> None:
-    rig = EngineRig(config=EngineConfig(max_running=1))
+    rig = EngineRig(config=limits(max_running=1))
     rig.arrive([1, 2, 3])
     waiting = rig.arrive([4, 5, 6])
     rig.cancel(waiting)
@@ -336,7 +343,7 @@ def test_a_deadline_ends_a_request(seconds: float, is_over: bool) -> None:
 
 
 def test_deadlines_are_looked_at_on_any_event() -> None:
-    rig = EngineRig(config=EngineConfig(max_running=1))
+    rig = EngineRig(config=limits(max_running=1))
     rig.arrive([1, 2, 3], max_tokens=9)
     rig.arrive([4, 5, 6], deadline_s=rig.now_s + 2.0)
     rig.step_done()
@@ -376,6 +383,23 @@ def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     rig.run()
     assert rig.token_ids[2] == expected_answer(range(20, 29), 3)
     assert rig.state.snapshot().engine.failed_steps == 1
+
+
+def test_bad_logits_end_one_request_and_leave_nothing_of_its_step() -> None:
+    rig = EngineRig()
+    for start in (0, 20):
+        rig.arrive(range(start, start + 8), max_tokens=6)
+    while len(rig.rows()) < 2:
+        rig.step_done()
+    before = rig.cache.counters.inserted_blocks
+    good = Sampled(next_token([*range(20, 28), *rig.token_ids[2]]))
+    rig.step_done(samples=(BadLogits("not a number"), good))
+    assert rig.failed(1) == FailRequest(RequestId(1), "bad_logits", "not a number", False)
+    assert rig.cache.counters.inserted_blocks == before
+    assert rig.cache.counters.dropped_blocks == 1
+    rig.run()
+    assert rig.token_ids[2] == expected_answer(range(20, 28), 6)
+    assert rig.state.snapshot().engine.failed_steps == 0
 
 
 def test_what_a_failed_step_wrote_is_never_reused() -> None:
@@ -584,7 +608,10 @@ def test_a_prefix_beyond_what_is_left_fails_and_can_be_tried_again() -> None:
     rig.run()
     failure = rig.failed(2)
     assert (failure.code, failure.retryable) == ("capacity", True)
-    assert failure.message == "registered prefixes hold 2 of 3 blocks: release some"
+    assert (
+        failure.message
+        == "1 registered prefixes hold 2 blocks; neither number may exceed 3: release some"
+    )
     rig.release_prefix("p")
     rig.register("q", range(20, 28))
     assert rig.finished(3).reason == "registered"
@@ -621,7 +648,7 @@ def test_a_request_for_which_prefixes_leave_no_room_fails() -> None:
 
 
 def test_a_snapshot_is_a_copy_of_gauges_and_counters() -> None:
-    rig = EngineRig(config=EngineConfig(max_running=1))
+    rig = EngineRig(config=limits(max_running=1))
     rig.arrive(range(9), max_tokens=2)
     rig.arrive([1, 2, 3], max_tokens=1)
     before = rig.state.snapshot()

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_cache.engine import sampler
-from runtime_cache.engine.request import Sampled, SamplingParams
-from runtime_cache.engine.sampler import BadLogits, SamplerState, sample, sample_rows
+from runtime_cache.engine.request import BadLogits, Sampled, SamplingParams
+from runtime_cache.engine.sampler import SamplerState, sample_rows
 from runtime_cache.errors import InvalidRequest
 
 INF = float("inf")
@@ -33,6 +33,13 @@ def logits_of(*chances: float) -> npt.NDArray[np.float32]:
 
 def state(*prompt: int, **params: Any) -> SamplerState:
     return SamplerState(SamplingParams(**params), np.array(prompt, dtype=np.int32))
+
+
+def sample(logits: npt.NDArray[np.float32], request: SamplerState) -> Sampled:
+    """One row whose logits are good."""
+    (sampled,) = sample_rows(logits[np.newaxis], [request])
+    assert isinstance(sampled, Sampled)
+    return sampled
 
 
 def greedy(*prompt: int, **params: Any) -> SamplerState:
@@ -91,17 +98,21 @@ def test_rows_and_states_must_fit() -> None:
 
 @pytest.mark.parametrize("bad", [row(0, NAN, 9), row(NAN, 0, 9), row(0, INF), row(-INF, -INF)])
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.5}])
-def test_unusable_logits_raise(bad: npt.NDArray[np.float32], params: dict[str, Any]) -> None:
-    with pytest.raises(BadLogits, match="the logits of row 0 are not usable"):
-        sample(bad, state(**params))
+def test_unusable_logits_choose_nothing(
+    bad: npt.NDArray[np.float32], params: dict[str, Any]
+) -> None:
+    (result,) = sample_rows(bad[np.newaxis], [state(**params)])
+    assert isinstance(result, BadLogits)
+    assert "the model's logits are not usable: the largest is" in result.message
 
 
-def test_one_bad_row_changes_no_state() -> None:
-    states = [state(seed=1, presence_penalty=1.0) for _ in range(2)]
+def test_a_bad_row_costs_the_others_nothing_and_its_own_state_nothing() -> None:
+    states = [state(seed=seed, presence_penalty=1.0) for seed in (1, 2)]
     good = row(0, 0, 0, 0)
-    with pytest.raises(BadLogits, match="row 1"):
-        sample_rows(np.stack([good, row(0, NAN, 0, 0)]), states)
-    assert sample(good, states[0]) == sample(good, state(seed=1, presence_penalty=1.0))
+    chosen, bad = sample_rows(np.stack([good, row(0, NAN, 0, 0)]), states)
+    assert chosen == sample(good, state(seed=1, presence_penalty=1.0))
+    assert isinstance(bad, BadLogits)
+    assert sample(good, states[1]) == sample(good, state(seed=2, presence_penalty=1.0))
 
 
 # --- penalties and bias ---------------------------------------------------------------------

@@ -9,9 +9,8 @@ from __future__ import annotations
 import pytest
 
 from runtime_cache.engine.gears import Gear, GearTable
-from runtime_cache.engine.state import EngineConfig
 from tests.support.caching import free_blocks, parked_blocks
-from tests.support.engine_rig import EngineRig, expected_answer, small_gears
+from tests.support.engine_rig import EngineRig, expected_answer, limits, small_gears
 
 Rows = list[tuple[int, int, int]]
 
@@ -153,7 +152,7 @@ def test_the_next_waiter_takes_over_a_cancelled_prefill() -> None:
 
 
 def test_first_come_first_served() -> None:
-    rig = EngineRig(config=EngineConfig(interleave_chunk_tokens=4, max_running=1))
+    rig = EngineRig(config=limits(interleave_chunk_tokens=4, max_running=1))
     for start in (0, 20, 40):
         rig.arrive(range(start, start + 6), max_tokens=1)
     assert [rows for _, rows in roles_and_rows(rig)] == [[(1, 0, 6)], [(2, 0, 6)], [(3, 0, 6)]]
@@ -169,7 +168,7 @@ def test_a_decode_step_feeds_up_to_the_largest_batch(num_requests: int, num_rows
 
 
 def test_answers_take_turns_if_more_run_than_a_step_can_feed() -> None:
-    rig = EngineRig(config=EngineConfig(max_running=3), gears=small_gears(max_batch=2))
+    rig = EngineRig(config=limits(max_running=3), gears=small_gears(max_batch=2))
     for token in (10, 20, 30):
         rig.arrive([token], max_tokens=3)
     assert [rows for _, rows in roles_and_rows(rig)] == [

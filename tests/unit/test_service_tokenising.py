@@ -25,6 +25,7 @@ from ipc.messages import (
     Usage,
 )
 from om_models.chat import ChatTemplate
+from runtime_cache import service
 from runtime_cache.errors import InvalidRequest
 from tests.support.desk import ALICE, BOB, LONG, TEMPLATE, VOCAB, Desk, HeldIntake, tokenizer
 
@@ -160,6 +161,52 @@ async def test_a_client_that_is_gone_gets_nothing_and_starts_nothing(reason: str
     assert desk.sent == []
     desk.engine.finish()
     assert [client for client, _ in desk.sent] == [BOB]
+    await desk.service.close()
+
+
+async def test_what_nobody_waits_for_is_not_tokenised() -> None:
+    desk = HeldDesk()
+    desk.say(Generate(ID, prompt=LONG))
+    desk.say(Generate(OTHER, prompt=LONG))
+    await asyncio.sleep(0)  # the first is at work now, the second waits behind it
+    desk.service.on_client_gone(ALICE)
+    await desk.settle()
+    await desk.service.close()
+    assert desk.intake.num_read == 1
+
+
+async def test_a_deadline_ends_a_request_that_waits_to_be_tokenised() -> None:
+    desk = HeldDesk()
+    desk.say(Generate(ID, prompt=LONG, deadline_ms=2))
+    (final,) = await desk.until_sent()
+    assert isinstance(final, Done)
+    assert final.finish_reason == "deadline"
+    assert desk.service.num_unfinished == 0
+    await desk.settle()
+    assert desk.engine.requests == []
+    await desk.service.close()
+
+
+@pytest.mark.parametrize(("num_chars", "is_taken"), [(5000, True), (5001, False)])
+async def test_texts_that_wait_to_be_tokenised_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, num_chars: int, is_taken: bool
+) -> None:
+    monkeypatch.setattr(service, "_MAX_READING_CHARS", len(LONG) + 5000)
+    desk = HeldDesk()
+    desk.say(Generate(ID, prompt=LONG))
+    replies = desk.say(Generate(OTHER, prompt="y" * num_chars))
+    if is_taken:
+        assert replies == []
+    else:
+        (refusal,) = replies
+        assert isinstance(refusal, Error)
+        assert (refusal.code, refusal.retry_after_ms) == ("queue_full", 5000)
+        assert refusal.message == "5000 characters of other prompts wait to be tokenised"
+    desk.say(Cancel(MessageId("3"), target=ID))
+    desk.say(Cancel(MessageId("4"), target=OTHER))
+    await desk.settle()
+    desk.take()
+    assert desk.say(Generate(OTHER, prompt="y" * num_chars)) == []  # there is room again
     await desk.service.close()
 
 

@@ -25,8 +25,8 @@ from rich.table import Table
 
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.commands import EmitTokens, FailRequest
-from runtime_cache.engine.loop import Answer, EngineLoop
-from runtime_cache.engine.request import NewRequest, Sampled, SamplingParams
+from runtime_cache.engine.loop import Answer, EngineLoop, Samples
+from runtime_cache.engine.request import NewRequest, SamplingParams
 from runtime_cache.errors import ConfigError, InternalError
 from runtime_cache.ids import RequestId
 from runtime_cache.runtime import Runtime
@@ -113,7 +113,7 @@ class _StepBench:
             times.append(time.perf_counter() - start_s)
         return statistics.median(times) * 1e6
 
-    async def _run_step(self, batch: StepBatch) -> tuple[Sampled, ...]:
+    async def _run_step(self, batch: StepBatch) -> Samples:
         self._started.append((time.perf_counter(), batch))
         return await self._runtime.run_step(batch)
 
