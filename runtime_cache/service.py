@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ import structlog
 
 from ipc import messages as wire
 from ipc.server import ClientRef
+from runtime_cache import replies
 from runtime_cache.engine.commands import EmitTokens, FailRequest, FinishRequest, ReportEvicted
 from runtime_cache.engine.events import CancelReason
 from runtime_cache.engine.loop import Answer
@@ -28,12 +29,8 @@ from runtime_cache.engine.request import (
     NewRequest,
     SamplingParams,
     TokenArray,
-    TokenLogprobs,
-    Usage,
 )
 from runtime_cache.errors import (
-    CapacityError,
-    Draining,
     DuplicateId,
     InternalError,
     InvalidRequest,
@@ -43,18 +40,15 @@ from runtime_cache.errors import (
 )
 from runtime_cache.ids import PrefixId, RequestId
 from runtime_cache.intake import Intake
+from runtime_cache.work import Started, Work
 
 log = structlog.get_logger(__name__)
 
-#: Stands for minus infinity, which JSON cannot carry.
-_MIN_LOGPROB = -9999.0
 #: Longer texts are tokenised off the event loop; shorter ones cost less than the hop.
 _INLINE_CHARS = 4096
 #: Characters that may wait to be tokenised, of all clients together: about ten seconds' work.
 _MAX_READING_CHARS = 32 * 1024**2
 _RETRY_READING_MS = 5000
-#: About what a restart takes: when to try again with requests that came too late [milliseconds].
-_RESTART_MS = 5000
 
 
 class Engine(Protocol):
@@ -91,41 +85,6 @@ class Defaults:
     deadline_ms: int | None = None
 
 
-_Started = wire.Generate | wire.Chat | wire.Register | wire.Tokenize
-
-
-@dataclass(eq=False)
-class _Work:
-    """One unfinished request.
-
-    Attributes:
-        request_id: the engine's name for it; None while its text is still being tokenised.
-        is_mute: its client is gone; nothing is sent any more.
-        num_sent: answer tokens sent so far.
-        text, token_ids, logprobs: what was not sent, because the client wants one message.
-        tokens: the prompt.
-        reading: the prompt's tokenising on the worker thread.
-        expiry: ends the request at its deadline while its prompt is being tokenised.
-    """
-
-    client: ClientRef
-    message: _Started
-    arrived_s: float
-    request_id: RequestId | None = None
-    is_mute: bool = False
-    num_sent: int = 0
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[wire.Logprobs] = field(default_factory=list)
-    tokens: TokenArray | None = None
-    reading: Future[TokenArray] | None = None
-    expiry: asyncio.TimerHandle | None = None
-
-    @property
-    def is_streamed(self) -> bool:
-        return isinstance(self.message, wire.AnswerRequest) and self.message.stream
-
-
 class Service:
     """Handler of the servers' messages."""
 
@@ -148,7 +107,7 @@ class Service:
         self._defaults = defaults
         self._send = send
         self._clock = clock
-        self._work: dict[ClientRef, dict[str, _Work]] = {}
+        self._work: dict[ClientRef, dict[str, Work]] = {}
         self._reading: set[asyncio.Task[None]] = set()
         self._num_reading_chars = 0
         self._next_id = 1
@@ -167,7 +126,7 @@ class Service:
         try:
             reply = self._dispatch(client, message)
         except RuntimeCacheError as error:
-            reply = _error(message.id, error)
+            reply = replies.refusal(message.id, error)
         if reply is not None:
             self._send(client, reply)
 
@@ -187,7 +146,7 @@ class Service:
         self._is_closed = True
         for work in [work for works in self._work.values() for work in works.values()]:
             if work.request_id is None:
-                self._finish(work, _error(work.message.id, _draining()))
+                self._finish(work, replies.refusal(work.message.id, replies.draining()))
         self._tokenising.shutdown(wait=False, cancel_futures=True)
         await asyncio.gather(*self._reading, return_exceptions=True)
 
@@ -216,18 +175,18 @@ class Service:
             case wire.Evict():
                 return self._evict(message)
 
-    def _accept(self, client: ClientRef, message: _Started) -> None:
+    def _accept(self, client: ClientRef, message: Started) -> None:
         if self._is_closed:
-            raise _draining()
+            raise replies.draining()
         if isinstance(message, wire.Register) and not self._facts.is_caching:
             raise InvalidRequest("the prefix cache is off (cache.enable), so nothing can be kept")
         unfinished = self._work.setdefault(client, {})
         if message.id in unfinished:
             raise DuplicateId(f"`id` {message.id!r} names an unfinished request of this client")
-        work = _Work(client, message, self._clock())
+        work = Work(client, message, self._clock())
         unfinished[message.id] = work
         try:
-            num_chars = _num_chars(message)
+            num_chars = work.num_chars
             if num_chars > _INLINE_CHARS:
                 self._read_elsewhere(work, num_chars)
             else:
@@ -235,7 +194,7 @@ class Service:
         except Exception as error:
             self._fail(work, error)
 
-    def _read_elsewhere(self, work: _Work, num_chars: int) -> None:
+    def _read_elsewhere(self, work: Work, num_chars: int) -> None:
         """Tokenise on the worker thread; go on from there in `_go_on`."""
         if self._num_reading_chars + num_chars > _MAX_READING_CHARS:
             raise QueueFull(
@@ -252,7 +211,7 @@ class Service:
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
 
-    async def _go_on(self, work: _Work, reading: Future[TokenArray], num_chars: int) -> None:
+    async def _go_on(self, work: Work, reading: Future[TokenArray], num_chars: int) -> None:
         """Start the request when its prompt is read, unless it has ended meanwhile."""
         try:
             tokens = await asyncio.wrap_future(reading)
@@ -265,16 +224,16 @@ class Service:
         finally:
             self._num_reading_chars -= num_chars
 
-    def _expire(self, work: _Work) -> None:
-        self._finish(work, _never_started(work, "deadline", self._clock()))
+    def _expire(self, work: Work) -> None:
+        self._finish(work, self._never_started(work, "deadline"))
 
-    def _deadline_s(self, work: _Work) -> float | None:
+    def _deadline_s(self, work: Work) -> float | None:
         if not isinstance(work.message, wire.AnswerRequest):
             return None
         deadline_ms = work.message.deadline_ms or self._defaults.deadline_ms
         return None if deadline_ms is None else work.arrived_s + deadline_ms / 1000
 
-    def _start(self, work: _Work, tokens: TokenArray) -> None:
+    def _start(self, work: Work, tokens: TokenArray) -> None:
         """Hand the request to the engine, or answer it if only its tokens were wanted."""
         message = work.message
         if isinstance(message, wire.Tokenize):
@@ -289,7 +248,7 @@ class Service:
         work.request_id = request.request_id
         self._engine.submit(request, partial(self._on_answer, work))
 
-    def _request(self, request_id: RequestId, work: _Work, tokens: TokenArray) -> NewRequest:
+    def _request(self, request_id: RequestId, work: Work, tokens: TokenArray) -> NewRequest:
         message = work.message
         if not isinstance(message, wire.AnswerRequest):
             return NewRequest(
@@ -349,22 +308,25 @@ class Service:
             work.is_mute = True
             self._end(work, reason)
 
-    def _end(self, work: _Work, reason: CancelReason) -> None:
+    def _end(self, work: Work, reason: CancelReason) -> None:
         """Cancel; the engine, or this call itself, sends the final reply."""
         if work.request_id is not None:
             self._engine.cancel(work.request_id, reason)
         else:
-            self._finish(work, _never_started(work, "cancelled", self._clock()))
+            self._finish(work, self._never_started(work, "cancelled"))
 
-    def _fail(self, work: _Work, error: Exception) -> None:
+    def _never_started(self, work: Work, reason: wire.FinishReason) -> wire.AnyReply:
+        return replies.never_started(work.message, reason, self._clock() - work.arrived_s)
+
+    def _fail(self, work: Work, error: Exception) -> None:
         """The request cannot be started."""
         if not isinstance(error, RuntimeCacheError):
             log.error("request_failed", kind=type(work.message).__name__, exc_info=error)
             error = InternalError("the daemon failed on this request; its log has the details")
         if self._is_unfinished(work):
-            self._finish(work, _error(work.message.id, error))
+            self._finish(work, replies.refusal(work.message.id, error))
 
-    def _finish(self, work: _Work, reply: wire.AnyReply) -> None:
+    def _finish(self, work: Work, reply: wire.AnyReply) -> None:
         """Send the final reply of a request and forget it."""
         unfinished = self._work[work.client]
         del unfinished[work.message.id]
@@ -377,12 +339,12 @@ class Service:
         if not work.is_mute:
             self._send(work.client, reply)
 
-    def _is_unfinished(self, work: _Work) -> bool:
+    def _is_unfinished(self, work: Work) -> bool:
         return self._work.get(work.client, {}).get(work.message.id) is work
 
     # --- what the engine answers ---------------------------------------------------------------
 
-    def _on_answer(self, work: _Work, answer: Answer) -> None:
+    def _on_answer(self, work: Work, answer: Answer) -> None:
         match answer:
             case EmitTokens():
                 self._on_tokens(work, answer)
@@ -398,10 +360,10 @@ class Service:
                 )
                 self._finish(work, reply)
 
-    def _on_tokens(self, work: _Work, answer: EmitTokens) -> None:
+    def _on_tokens(self, work: Work, answer: EmitTokens) -> None:
         if work.is_mute:
             return
-        logprobs = tuple(map(_logprobs, answer.logprobs))
+        logprobs = tuple(map(replies.logprobs, answer.logprobs))
         if not work.is_streamed:
             work.text.append(answer.text)
             work.token_ids += answer.token_ids
@@ -417,7 +379,7 @@ class Service:
         work.num_sent += len(answer.token_ids)
         self._send(work.client, piece)
 
-    def _final(self, work: _Work, answer: FinishRequest) -> wire.AnyReply:
+    def _final(self, work: Work, answer: FinishRequest) -> wire.AnyReply:
         if isinstance(work.message, wire.Register):
             return self._registered(work, answer)
         if answer.reason == "registered":
@@ -428,15 +390,15 @@ class Service:
             text="".join(work.text) + answer.text,
             token_ids=tuple(work.token_ids),
             finish_reason=answer.reason,
-            usage=_usage(answer.usage),
-            timing=_timing(answer.usage),
+            usage=replies.usage(answer.usage),
+            timing=replies.timing(answer.usage),
             stop=answer.stop,
             logprobs=tuple(work.logprobs),
         )
 
-    def _registered(self, work: _Work, answer: FinishRequest) -> wire.AnyReply:
+    def _registered(self, work: Work, answer: FinishRequest) -> wire.AnyReply:
         if answer.prefix_id is None or work.tokens is None:
-            return _cancelled(work.message.id)
+            return replies.cancelled(work.message.id)
         self._intake.prefixes[answer.prefix_id] = work.tokens
         usage = answer.usage
         num_blocks = usage.prompt_tokens // self._facts.block_size
@@ -447,76 +409,3 @@ class Service:
             cached_tokens=usage.cached_tokens,
             num_bytes=num_blocks * self._facts.bytes_per_block,
         )
-
-
-def _num_chars(message: _Started) -> int:
-    """Characters to tokenise; 0 for token ids."""
-    if isinstance(message, wire.Chat):
-        return sum(len(turn.content) for turn in message.messages)
-    if isinstance(message, wire.Generate):
-        return len(message.prompt or "")
-    turns = message.messages or ()
-    return len(message.text or "") + sum(len(turn.content) for turn in turns)
-
-
-def _never_started(work: _Work, reason: wire.FinishReason, now_s: float) -> wire.AnyReply:
-    """The final reply to a request that ended while its text was still being tokenised."""
-    if not isinstance(work.message, wire.AnswerRequest):
-        return _cancelled(work.message.id)
-    waited_s = now_s - work.arrived_s
-    return wire.Done(
-        id=work.message.id,
-        index=0,
-        text="",
-        token_ids=(),
-        finish_reason=reason,
-        usage=wire.Usage(0, 0, 0, 0),
-        timing=_timing(Usage(0, 0, 0, 0, queue_s=waited_s, ttft_s=None, total_s=waited_s)),
-    )
-
-
-def _draining() -> Draining:
-    return Draining("the daemon is shutting down", retry_after_ms=_RESTART_MS)
-
-
-def _cancelled(message_id: wire.MessageId) -> wire.Error:
-    return wire.Error(
-        id=message_id, code="cancelled", message="the request was cancelled", retryable=True
-    )
-
-
-def _error(message_id: wire.MessageId, error: RuntimeCacheError) -> wire.Error:
-    return wire.Error(
-        id=message_id,
-        code=error.code,
-        message=error.message,
-        retryable=error.retryable,
-        retry_after_ms=error.retry_after_ms if isinstance(error, CapacityError) else None,
-    )
-
-
-def _logprobs(entry: TokenLogprobs) -> wire.Logprobs:
-    top = tuple(wire.TopToken(token_id, max(value, _MIN_LOGPROB)) for token_id, value in entry.top)
-    return wire.Logprobs(entry.token_id, max(entry.logprob, _MIN_LOGPROB), top)
-
-
-def _usage(usage: Usage) -> wire.Usage:
-    return wire.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        prefilled_tokens=usage.prefilled_tokens,
-        completion_tokens=usage.completion_tokens,
-    )
-
-
-def _timing(usage: Usage) -> wire.Timing:
-    ttft_s, num_tokens = usage.ttft_s, usage.completion_tokens
-    rate = None
-    if ttft_s is not None and num_tokens > 1 and usage.total_s > ttft_s:
-        rate = round((num_tokens - 1) / (usage.total_s - ttft_s), 3)
-    return wire.Timing(
-        queue_ms=round(usage.queue_s * 1000, 3),
-        ttft_ms=None if ttft_s is None else round(ttft_s * 1000, 3),
-        total_ms=round(usage.total_s * 1000, 3),
-        tokens_per_s=rate,
-    )
