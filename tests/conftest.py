@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 import uvloop
 from rich.console import Console
@@ -14,6 +15,11 @@ from rich.console import Console
 from tools.demo import ensure_bundle
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# The same examples in every run: a test that fails here fails everywhere. `make test-long` draws
+# new ones.
+hypothesis.settings.register_profile("same", derandomize=True, database=None)
+hypothesis.settings.load_profile("same")
 
 
 def pytest_asyncio_loop_factories(
