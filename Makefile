@@ -21,7 +21,7 @@ setup: .venv/.installed
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install -qq --editable '.[sim,convert,test]'
+	$(BIN)/python -m pip install -qq --editable '.[sim,convert,bench,test]'
 	touch $@
 
 demo: setup

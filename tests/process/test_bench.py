@@ -18,9 +18,11 @@ def last_line(out: str) -> dict[str, Any]:
     return found
 
 
-def test_ttft(null_bundle: Path):
+def test_ttft(null_bundle: Path, tmp_path: Path):
     sizes = ("--runs", "2", "--shared-tokens", "100", "--own-tokens", "10")
-    ended = run("tools.bench.main", "ttft", "--bundle", str(null_bundle), *sizes)
+    plot = ("--plot", str(tmp_path / "ttft.svg"))
+    ended = run("tools.bench.main", "ttft", "--bundle", str(null_bundle), *sizes, *plot)
+    assert "Prefill of 100 + 10 tokens on sim:0" in (tmp_path / "ttft.svg").read_text()
     assert (ended.code, ended.complaint) == (0, "")
     result = last_line(ended.out)
     times = {"cold_ttft_ms", "hit_ttft_ms", "device_cold_ms", "device_hit_ms"}

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rtcache-bench: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
-        print(f"rtcache-bench: {error}; install runtime-cache[sim,convert]", file=sys.stderr)
+        print(f"rtcache-bench: {error}; install runtime-cache[sim,convert,bench]", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -45,15 +45,9 @@ def null_bundle(out: Console) -> Iterator[Path]:
         yield path
 
 
-def bench_config(bundle: Path, device: str, **flags: str) -> Config:
-    """A configuration for one benchmark; the environment has no say.
-
-    Args:
-        flags: option path with `__` for the dot, such as `cache__enable`.
-    """
-    given = {"model.bundle": str(bundle), "device.device": device}
-    given |= {name.replace("__", "."): text for name, text in flags.items()}
-    return load(env={}, flags=given).config
+def bench_config(bundle: Path, device: str) -> Config:
+    """The defaults for this bundle and device; the environment has no say."""
+    return load(env={}, flags={"model.bundle": str(bundle), "device.device": device}).config
 
 
 def positive(text: str) -> int:

@@ -27,6 +27,7 @@ from runtime_cache.engine.request import NewRequest, SamplingParams, TokenArray
 from runtime_cache.errors import InternalError
 from runtime_cache.ids import RequestId
 from runtime_cache.runtime import Runtime
+from tools.bench.plot import latency_plot, require_matplotlib
 from tools.bench.stage import bench_config, median, positive, spread
 from tools.daemon_process import DaemonProcess
 
@@ -47,10 +48,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--own-tokens", type=positive, default=50, help="prompt tokens of each one's own (50)"
     )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it too (.png or .svg)")
 
 
 def run(args: argparse.Namespace, out: Console) -> dict[str, Any]:
     """Measure; see the module for the keys' meaning."""
+    if args.plot:
+        require_matplotlib()
     with DaemonProcess(args.bundle, args.device) as daemon:
         rows = uvloop.run(_measure(daemon, args, out))
     times = {name: [row[name] for row in rows] for name in rows[0]}
@@ -64,6 +68,8 @@ def run(args: argparse.Namespace, out: Console) -> dict[str, Any]:
     result["device_ratio"] = round(result["device_cold_ms"] / result["device_hit_ms"], 3)
     result["kept"] = round(result["daemon_ratio"] / result["device_ratio"], 3)
     _show(times, result, out)
+    if args.plot:
+        _draw(args, times)
     return result
 
 
@@ -76,6 +82,15 @@ def _show(times: dict[str, list[float]], result: dict[str, Any], out: Console) -
         f"a hit is {result['daemon_ratio']} times faster through the daemon, "
         f"{result['device_ratio']} times on the device alone: {result['kept']:.0%} of it are kept"
     )
+
+
+def _draw(args: argparse.Namespace, times: dict[str, list[float]]) -> None:
+    title = f"Prefill of {args.shared_tokens} + {args.own_tokens} tokens on {args.device}"
+    roads = {
+        name: {"through the daemon": times[f"{name}_ttft_ms"], "device": times[f"device_{name}_ms"]}
+        for name in ("cold", "hit")
+    }
+    latency_plot(args.plot, title, roads)
 
 
 async def _measure(
