@@ -217,9 +217,9 @@ class Client:
         fields = {"messages": conversation(messages)} | sampling_fields(sampling)
         return self._stream(Chat, fields, timeout_s)
 
-    async def cancel(self, target: str) -> None:
+    async def cancel(self, target: str, *, timeout_s: float | None = None) -> None:
         """End one of this client's requests; returns when the daemon has done so."""
-        await self._ask(Cancel, {"target": target}, Ok)
+        await self._ask(Cancel, {"target": target}, Ok, timeout_s)
 
     def cancel_all(self) -> None:
         """Give up every unfinished request of this client; does not wait for the daemon."""
@@ -262,7 +262,7 @@ class Client:
         return await self._ask(ListEntries, {"limit": limit}, Listed)
 
     async def evict(self, *, max_blocks: int | None = None, all: bool = False) -> Evicted:
-        """Admin: drop cached blocks, a number of them or all that are not in use."""
+        """Admin: drop cached blocks, a number of them or all that nobody holds."""
         return await self._ask(Evict, {"max_blocks": max_blocks, "all": all}, Evicted)
 
     async def stats(self) -> dict[str, Any]:

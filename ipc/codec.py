@@ -111,7 +111,7 @@ def encode(message: AnyRequest | AnyReply, encoding: Encoding) -> bytes:
     return _encoders[encoding](message)
 
 
-def decode_request(payload: bytes, limits: Limits) -> tuple[AnyRequest, Encoding]:
+def decode_request(payload: bytes, limits: Limits) -> AnyRequest:
     """A client's message, checked against every limit that one message shows.
 
     Raises:
@@ -133,7 +133,7 @@ def decode_request(payload: bytes, limits: Limits) -> tuple[AnyRequest, Encoding
         raise _refusal(payload, encoding, error) from error
     if request.v != PROTOCOL_VERSION:
         raise _wrong_version(request.v, request.id)
-    return request, encoding
+    return request
 
 
 def decode_reply(payload: bytes) -> AnyReply:

@@ -42,12 +42,8 @@ class TcpAddress:
     port: str
 
 
-def parse_endpoint(text: str, *, allow_remote_tcp: bool = False) -> IpcAddress | TcpAddress:
+def parse_endpoint(text: str) -> IpcAddress | TcpAddress:
     """Read an endpoint that a daemon shall bind.
-
-    Args:
-        allow_remote_tcp: accept a TCP host other than loopback, where anybody who reaches the port
-            may use the daemon.
 
     Raises:
         EndpointError: with a sentence that says what is wrong and what would be right.
@@ -56,7 +52,7 @@ def parse_endpoint(text: str, *, allow_remote_tcp: bool = False) -> IpcAddress |
     if separator and scheme == "ipc":
         return _parse_ipc(rest)
     if separator and scheme == "tcp":
-        return _parse_tcp(rest, allow_remote=allow_remote_tcp)
+        return _parse_tcp(rest)
     raise EndpointError(f"endpoint {text!r}: expected ipc://PATH or tcp://HOST:PORT")
 
 
@@ -75,12 +71,12 @@ def _parse_ipc(path: str) -> IpcAddress:
     return IpcAddress(path)
 
 
-def _parse_tcp(rest: str, *, allow_remote: bool) -> TcpAddress:
+def _parse_tcp(rest: str) -> TcpAddress:
     host, _, port = rest.rpartition(":")
     is_number = port.isascii() and port.isdigit() and int(port) <= 65535
     if not host or not (is_number or port == "*"):
         raise EndpointError(f"endpoint 'tcp://{rest}': expected tcp://HOST:PORT")
-    if not allow_remote and not _is_loopback(host):
+    if not _is_loopback(host):
         raise EndpointError(
             f"endpoint 'tcp://{rest}': the messages are neither encrypted nor authenticated, so "
             f"only loopback addresses such as 127.0.0.1 are allowed"

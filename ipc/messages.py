@@ -256,7 +256,8 @@ class Evict(Request, frozen=True, kw_only=True, tag="evict"):
 
     Attributes:
         max_blocks: blocks at the most [1 to 2³¹−1].
-        all: every block that is not in use. Exactly one of the two is given.
+        all: every block that neither a live request nor a registration holds. Exactly one of the
+            two is given.
     """
 
     max_blocks: Annotated[int, Meta(ge=1, le=MAX_TOKEN_ID)] | None = None
@@ -272,14 +273,22 @@ class GetStats(Request, frozen=True, tag="stats"):
     """Admin: counters and gauges; answered by `stats`."""
 
 
-UserRequest = Generate | Chat | Cancel | Ping | GetInfo | Tokenize | Register | Release
-AdminRequest = ListEntries | Evict | GetStats
-AnyRequest = UserRequest | AdminRequest
+AnyRequest = (
+    Generate
+    | Chat
+    | Cancel
+    | Ping
+    | GetInfo
+    | Tokenize
+    | Register
+    | Release
+    | ListEntries
+    | Evict
+    | GetStats
+)
 
 #: The messages that only the admin socket accepts.
 ADMIN_REQUESTS: tuple[type[Request], ...] = (ListEntries, Evict, GetStats)
-#: The messages that are answered by a stream.
-STREAMED_REQUESTS: tuple[type[AnswerRequest], ...] = (Generate, Chat)
 
 
 class Reply(Struct, frozen=True, omit_defaults=True):
@@ -503,7 +512,8 @@ class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
         hits: how often a request reused it.
         age_s: since it was first committed [seconds].
         idle_s: since it was last used [seconds].
-        in_use: a live request holds it.
+        in_use: a live request holds it; a registration alone does not count here (`prefix_id`
+            tells of it).
         prefix_id: its name if it is registered.
     """
 
@@ -536,7 +546,8 @@ class Evicted(Reply, frozen=True, kw_only=True, tag="evicted"):
     Attributes:
         num_blocks: blocks dropped.
         num_bytes: pool memory that became free [bytes].
-        in_use_blocks: blocks that live requests or registered prefixes hold and that stayed.
+        in_use_blocks: blocks that stayed because a live request or a registration holds them;
+            unlike in an entry's `in_use`, registrations count here.
     """
 
     num_blocks: int
@@ -580,7 +591,7 @@ def type_name(message: type[Struct] | Struct) -> str:
 
 def without_stream(request: AnyRequest) -> AnyRequest:
     """The same request, to be answered by one message (what a REQ client can receive)."""
-    if isinstance(request, STREAMED_REQUESTS) and request.stream:
+    if isinstance(request, AnswerRequest) and request.stream:
         return msgspec.structs.replace(request, stream=False)
     return request
 

@@ -114,7 +114,6 @@ class Server:
         limits: of a message.
         socket_mode: permissions of an ipc socket file.
         max_queued_replies: per client; a client that leaves more unread is a slow reader.
-        allow_remote_tcp: accept TCP hosts other than loopback.
         claim: the right to an ipc path, if the caller took it before; `close` releases it.
         log: hears of refusals and failures.
     """
@@ -128,11 +127,10 @@ class Server:
         limits: Limits | None = None,
         socket_mode: int = 0o660,
         max_queued_replies: int = 4096,
-        allow_remote_tcp: bool = False,
         claim: SocketClaim | None = None,
         log: LogHook | None = None,
     ) -> None:
-        self._address = parse_endpoint(endpoint, allow_remote_tcp=allow_remote_tcp)
+        self._address = parse_endpoint(endpoint)
         self._handler = handler
         self._socket_mode = socket_mode
         self._max_queued_replies = max_queued_replies
@@ -270,7 +268,7 @@ class Server:
         )
         try:
             self._check_frames(client, frames)
-            request, _ = decode_request(payload, self.limits)
+            request = decode_request(payload, self.limits)
             self._check_role(request)
         except MalformedMessage as refusal:
             self._refuse(client, refusal)

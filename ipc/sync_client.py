@@ -245,7 +245,7 @@ class Client:
         return self._ask(ListEntries, {"limit": limit}, Listed)
 
     def evict(self, *, max_blocks: int | None = None, all: bool = False) -> Evicted:
-        """Admin: drop cached blocks, a number of them or all that are not in use."""
+        """Admin: drop cached blocks, a number of them or all that nobody holds."""
         return self._ask(Evict, {"max_blocks": max_blocks, "all": all}, Evicted)
 
     def stats(self) -> dict[str, Any]:

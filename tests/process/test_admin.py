@@ -79,7 +79,7 @@ def test_for_people(cold: DaemonProcess, prompt_file: str):
     assert prefix_id in listed
     assert listed.endswith("1 of 1 prefixes (a shared beginning counts in each)\n")
     assert admin(cold, "evict", "--all").out == (
-        "evicted 0 blocks (0.0 MiB); 3 blocks are in use and stay\n"
+        "evicted 0 blocks (0.0 MiB); 3 blocks are in use or kept, and stay\n"
     )
     assert admin(cold, "release", prefix_id).out == f"released {prefix_id}\n"
 

@@ -68,10 +68,6 @@ def test_bad_endpoints(text: str, sentence: str) -> None:
     assert sentence in caught.value.message
 
 
-def test_remote_tcp_must_be_allowed_aloud() -> None:
-    assert parse_endpoint("tcp://*:5555", allow_remote_tcp=True) == TcpAddress("*", "5555")
-
-
 def test_a_claim_makes_and_removes_the_socket_file(tmp_path: Path) -> None:
     path = tmp_path / "s"
     claim = SocketClaim(str(path))

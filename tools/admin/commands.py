@@ -7,14 +7,13 @@ how the reply is shown. A command returns its reply as plain data (what `--json`
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from ipc.command_line import flatten, read_text
 from ipc.sync_client import Client
 
 
@@ -72,7 +71,8 @@ class List:
 class Evict:
     """Drop cached blocks that nobody uses, least recently used first.
 
-    Blocks of running requests and of registered prefixes stay; the command says how many.
+    Blocks of running requests (in use) and of registered prefixes (kept) stay;
+    the command says how many.
 
     examples: rtcache-admin evict --all
               rtcache-admin evict --blocks 100
@@ -83,13 +83,15 @@ class Evict:
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         what = parser.add_mutually_exclusive_group(required=True)
         what.add_argument("--blocks", type=int, metavar="N", help="blocks at the most")
-        what.add_argument("--all", action="store_true", help="everything that is not in use")
+        what.add_argument(
+            "--all", action="store_true", help="everything that is neither in use nor kept"
+        )
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
         reply = client.evict(max_blocks=args.blocks, all=args.all)
         out.print(
             f"evicted {reply.num_blocks} blocks ({reply.num_bytes / 1024**2:.1f} MiB); "
-            f"{reply.in_use_blocks} blocks are in use and stay",
+            f"{reply.in_use_blocks} blocks are in use or kept, and stay",
             soft_wrap=True,
         )
         return plain(reply)
@@ -131,8 +133,7 @@ class Register:
         parser.add_argument("file", help="text file, or - for standard input")
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
-        text = _read(args.file)
-        reply = client.register(text)
+        reply = client.register(read_text(args.file))
         out.print(
             f"{reply.prefix_id}: {reply.num_tokens} tokens, {reply.cached_tokens} of them were "
             f"cached already; {reply.num_bytes / 1024**2:.1f} MiB are kept",
@@ -158,18 +159,6 @@ class Release:
         return plain(reply)
 
 
-def _read(file: str) -> str:
-    """The text of a file, or of standard input.
-
-    Raises:
-        ValueError: it is not UTF-8.
-    """
-    try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 text: {error.reason}") from error
-
-
 COMMANDS: tuple[Command, ...] = (List(), Evict(), Stats(), Register(), Release())
 
 
@@ -185,13 +174,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         return plain(value)
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def flatten(values: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Nested dicts as (dotted path, value) pairs, in order."""
-    if not isinstance(values, dict):
-        return [(path, values)]
-    pairs = []
-    for name, value in values.items():
-        pairs += flatten(value, f"{path}.{name}" if path else str(name))
-    return pairs

@@ -1,0 +1,172 @@
+"""What the command lines of this project's clients share: common options, exit codes, complaints.
+
+Exit codes: 0 the answer came; 1 the request was refused or failed; 2 the command line is wrong;
+3 no daemon answers; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ipc.dealer import DEFAULT_TIMEOUT_S
+from ipc.errors import EndpointError, IpcError, ServerError, Timeout
+from ipc.messages import Pong
+from ipc.sync_client import Client
+
+EXIT_OK = 0
+EXIT_REFUSED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+EXIT_INTERRUPTED = 130
+
+#: For the end of `--help`.
+EXIT_CODES = """\
+exit codes:
+  0 the answer came    1 the request was refused or failed    2 wrong command line
+  3 no daemon answers  130 interrupted
+"""
+
+#: How long a daemon may take to say that it is there, before a long request is sent [seconds].
+_GREETING_S = 5.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command that asks a running daemon.
+
+    Attributes:
+        name: as it is called.
+        endpoint_variable: environment variable with the daemon's endpoint.
+        default_endpoint: where the daemon listens if nothing else is said.
+    """
+
+    name: str
+    endpoint_variable: str
+    default_endpoint: str
+
+    def parser(self, description: str, examples: str) -> argparse.ArgumentParser:
+        """The parser of the whole command line; it has the common options."""
+        parser = argparse.ArgumentParser(
+            prog=self.name,
+            description=description,
+            epilog=f"{examples}\n{EXIT_CODES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.add_common(parser, is_command=False)
+        return parser
+
+    def add_common(self, parser: argparse.ArgumentParser, *, is_command: bool) -> None:
+        """Options that may stand before or after the command; only the former have defaults."""
+
+        def default(value: object) -> object:
+            return argparse.SUPPRESS if is_command else value
+
+        parser.add_argument(
+            "--endpoint",
+            metavar="URL",
+            default=default(os.environ.get(self.endpoint_variable, self.default_endpoint)),
+            help=f"where the daemon listens (default: ${self.endpoint_variable}, or "
+            f"{self.default_endpoint})",
+        )
+        parser.add_argument(
+            "--timeout",
+            type=_seconds,
+            metavar="S",
+            default=default(DEFAULT_TIMEOUT_S),
+            help=f"longest silence of the daemon, in seconds (default: {DEFAULT_TIMEOUT_S:g})",
+        )
+        parser.add_argument(
+            "--json",
+            action="store_true",
+            default=default(False),
+            help="print one JSON object instead of text",
+        )
+
+    def run(self, arguments: argparse.Namespace, command: Callable[[Client], None]) -> int:
+        """Connect and carry out one command; its failure becomes a sentence and an exit code."""
+        try:
+            with Client(arguments.endpoint, timeout_s=arguments.timeout) as client:
+                command(client)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader of our output has gone (`rtcache … | head`): nothing is wrong. Python would
+            # complain once more when it flushes at exit, so there must be something to flush to.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            return EXIT_INTERRUPTED
+        except (IpcError, OSError, ValueError) as error:
+            self.complain(error)
+            return exit_code(error)
+        return EXIT_OK
+
+    def complain(self, error: Exception) -> None:
+        """Say on stderr what went wrong, and whether to try again."""
+        print(f"{self.name}: {_sentence(error)}", file=sys.stderr)
+        if isinstance(error, ServerError) and error.retryable:
+            after = f" after {error.retry_after_ms} ms" if error.retry_after_ms is not None else ""
+            again = f"the same request can succeed later; try again{after}"
+            print(f"{self.name}: {again}", file=sys.stderr)
+
+
+def exit_code(error: Exception) -> int:
+    """What a command that failed with `error` ends with."""
+    if isinstance(error, Timeout):
+        return EXIT_UNREACHABLE
+    if isinstance(error, IpcError) and not isinstance(error, EndpointError):
+        return EXIT_REFUSED
+    return EXIT_USAGE
+
+
+def greet(client: Client, arguments: argparse.Namespace) -> Pong:
+    """Fail soon, and not after the whole timeout, if no daemon is there."""
+    return client.ping(timeout_s=min(_GREETING_S, arguments.timeout))
+
+
+def read_text(file: str) -> str:
+    """The text of a file, or of standard input if it is `-`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8.
+    """
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text: {error.reason}") from error
+
+
+def print_json(value: object) -> None:
+    """One line of JSON on stdout."""
+    print(msgspec.json.encode(value).decode("utf-8"))
+
+
+def flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Nested dicts as (dotted path, value) pairs, in order."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text}")
