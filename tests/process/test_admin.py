@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 
 from ipc.sync_client import Client
-from tests.support.rtcached import Ended, run
+from tests.support.rtcached import PATIENCE_S, Ended, run
 from tools.daemon_process import DaemonProcess
 
 PREFIX = "You are a help desk. " * 10  # 210 bytes, as many tokens: three whole blocks
@@ -142,3 +145,17 @@ def test_nobody_is_there(tmp_path: Path):
     ended = run("tools.admin.main", "stats", "--endpoint", endpoint, "--timeout", "0.1")
     assert ended.code == 3
     assert endpoint in ended.complaint
+
+
+def test_a_reader_that_goes_away_is_no_error(cold: DaemonProcess):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as nobody:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tools.admin.main", "stats", "--endpoint", cold.admin_endpoint],
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -248,14 +249,30 @@ def section(text: str, title: str) -> str:
     return found[1]
 
 
-def described(text: str) -> dict[str, str]:
-    """Field → default, from the table in a section."""
-    return dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| `?([^|`]*)`? \|", text, re.MULTILINE))
+def described(text: str) -> dict[str, tuple[str, str]]:
+    """Field → (default, meaning), from the table in a section."""
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| `?([^|`]*)`? \| (.+) \|$", text, re.MULTILINE)
+    return {name: (default, meaning) for name, default, meaning in rows}
 
 
-def declared(message: type[msgspec.Struct]) -> dict[str, str]:
-    """Field → default, from the type."""
-    return {field.name: default_word(field) for field in msgspec.structs.fields(message)}
+def declared(message: type[msgspec.Struct]) -> dict[str, tuple[str, str]]:
+    """Field → (default, meaning), from the type and its docstring."""
+    meanings = documented(message)
+    return {
+        field.name: (default_word(field), meanings[field.name])
+        for field in msgspec.structs.fields(message)
+    }
+
+
+def documented(message: type[msgspec.Struct]) -> dict[str, str]:
+    """Field → meaning as a sentence, from the docstrings of a type and of its bases."""
+    found = {}
+    for cls in reversed(message.__mro__):
+        docstring = inspect.cleandoc(cls.__doc__ or "")
+        for name, text in re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", docstring, re.MULTILINE):
+            meaning = " ".join(text.split())
+            found[name] = meaning[0].upper() + meaning[1:].rstrip(".") + "."
+    return found
 
 
 def default_word(field: msgspec.structs.FieldInfo) -> str:
@@ -286,7 +303,7 @@ def test_the_protocol_page_describes_every_request_with_all_fields() -> None:
 def test_the_protocol_page_describes_every_reply_with_all_fields() -> None:
     for reply in REPLIES:
         text = section(chapter("Replies"), f"`{type_name(reply)}`")
-        inherited = {} if reply is messages.Error else {"id": "required"}
+        inherited = {} if reply is messages.Error else declared(messages.Reply)
         assert inherited | described(text) == declared(reply)
 
 
