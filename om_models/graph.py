@@ -1,4 +1,6 @@
-"""Llama as a portable ONNX graph with a paged KV pool as input (DESIGN 2.1-2.4).
+"""Llama as a portable ONNX graph with a paged KV pool as input.
+
+Its inputs and outputs are the contract in `docs/design.md`.
 
 One graph serves prefill and decode, every gear and both targets. It is built from elementary ops
 only; `docs/kernels.md` says which Ascend kernel each becomes. Shapes in comments: B batch, S fed

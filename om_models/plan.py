@@ -29,9 +29,9 @@ DEFAULT_MAX_BATCH: dict[Target, int] = {"sim": 16, "ascend": 8}
 DEFAULT_DTYPE: dict[Target, Dtype] = {"sim": "float32", "ascend": "float16"}
 #: Slots are compiled in multiples of the default block, so that none is left over.
 SLOT_MULTIPLE = 64
-#: Every copy starts on this boundary, so every row does (DESIGN 2.1) [bytes].
+#: Every copy starts on this boundary, so every row does (docs/design.md) [bytes].
 ROW_ALIGNMENT_BYTES = 64
-#: Model inputs of this many elements or more are unproven on ATC (DESIGN 2.1).
+#: Model inputs of this many elements or more are unproven on ATC.
 MAX_INPUT_ELEMENTS = 2**31
 
 

@@ -1,4 +1,4 @@
-"""The one error tree: whose fault, may the caller try again, what state is left.
+"""The errors of daemon and converter: whose fault, may one try again, what state is left.
 
 Pure. Foreign errors (zmq, acl, msgspec, OS) are translated to one of these once, at the boundary
 where they arise, with `from`. `code` is the word that crosses the wire; no traceback ever does.
@@ -13,10 +13,12 @@ class RuntimeCacheError(Exception):
     Attributes:
         code: the word clients and programs match on.
         retryable: whether the same call can succeed later without a change by the caller.
+        retry_after_ms: when a new try is worthwhile, if that is known [milliseconds].
     """
 
     code = "internal"
     retryable = False
+    retry_after_ms: int | None = None
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -72,11 +74,7 @@ class UnknownPrefix(RequestError):
 
 
 class CapacityError(RuntimeCacheError):
-    """The daemon is full for now. The request was not admitted, or is released.
-
-    Attributes:
-        retry_after_ms: when a new try is worthwhile, in milliseconds.
-    """
+    """The daemon is full for now. The request was not admitted, or is released."""
 
     code = "capacity"
     retryable = True

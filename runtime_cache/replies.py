@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipc import messages as wire
 from runtime_cache.engine.request import TokenLogprobs, Usage
-from runtime_cache.errors import CapacityError, Draining, RuntimeCacheError
+from runtime_cache.errors import Draining, RuntimeCacheError
 
 #: Stands for minus infinity, which JSON cannot carry.
 _MIN_LOGPROB = -9999.0
@@ -48,7 +48,7 @@ def refusal(message_id: wire.MessageId, error: RuntimeCacheError) -> wire.Error:
         code=error.code,
         message=error.message,
         retryable=error.retryable,
-        retry_after_ms=error.retry_after_ms if isinstance(error, CapacityError) else None,
+        retry_after_ms=error.retry_after_ms,
     )
 
 

@@ -67,7 +67,7 @@ class DaemonProcess:
             [*self._command, "--log-format", "json"],
             stderr=subprocess.PIPE,
             text=True,
-            env={k: v for k, v in os.environ.items() if not k.startswith("RTCACHE_")},
+            env={name: text for name, text in os.environ.items() if not _is_option(name)},
         )
         self._reader.start()
         try:
@@ -145,6 +145,14 @@ class DaemonProcess:
 
     def _find(self, name: str) -> dict[str, Any] | None:
         return next((event for event in self.events if event.get("event") == name), None)
+
+
+def _is_option(name: str) -> bool:
+    """Whether an environment variable would change the daemon's options.
+
+    Those of the software device itself stay: they work in this process too.
+    """
+    return name.startswith("RTCACHE_") and not name.startswith("RTCACHE_ACLSIM_")
 
 
 def _flags(options: Mapping[str, str]) -> list[str]:

@@ -126,6 +126,8 @@ _ERROR_TYPES: dict[AclClass, type[AclError]] = {
     AclClass.MEMORY: OutOfDeviceMemory,
     AclClass.DEVICE: DeviceLost,
 }
+#: The same call will fail again.
+_PERMANENT = frozenset({AclClass.CALLER, AclClass.MODEL, AclClass.INSTALL, AclClass.DEVICE})
 
 
 def name_of(code: int) -> str:
@@ -157,4 +159,7 @@ def check(function: str, code: int, acl: AclModule) -> None:
     if code:
         error_type = _ERROR_TYPES.get(class_of(code), AclError)
         detail = acl.get_recent_err_msg() or ""
-        raise error_type(function, code, name_of(code), detail.strip())
+        error = error_type(function, code, name_of(code), detail.strip())
+        if class_of(code) in _PERMANENT:
+            error.retryable = False
+        raise error

@@ -5,7 +5,6 @@ from __future__ import annotations
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.kv_layout import KvLayout
 from runtime_cache.device.teardown import Teardown
-from runtime_cache.errors import OutOfDeviceMemory
 
 
 class KvPool:
@@ -24,7 +23,7 @@ class KvPool:
         """
         self.layout = layout
         self._teardown = Teardown()
-        self._base = _malloc_pool(device, layout.pool_bytes)
+        self._base = device.malloc(layout.pool_bytes)
         self._teardown.push(lambda: device.free(self._base))
         with self._teardown.undo_on_error():
             null_bytes = layout.block_size * layout.group_token_bytes
@@ -50,17 +49,3 @@ class KvPool:
             AclError: the driver refused.
         """
         self._teardown.close()
-
-
-def _malloc_pool(device: AclDevice, num_bytes: int) -> int:
-    try:
-        return device.malloc(num_bytes)
-    except OutOfDeviceMemory as error:
-        memory = device.memory_info()
-        room = f"; the device has {memory.free_bytes} bytes free" if memory else ""
-        raise OutOfDeviceMemory(
-            error.function,
-            error.acl_code,
-            error.acl_name,
-            f"the KV pool needs {num_bytes} bytes{room}",
-        ) from error

@@ -1,7 +1,7 @@
 """One step's batch, as data, and how it is written into the model's inputs. Pure.
 
 The scheduler decides a `StepBatch`; the executor owns the buffers and calls `write_inputs` to fill
-them (DESIGN 2.3). Nothing here knows a device.
+them (`docs/design.md`). Nothing here knows a device.
 """
 
 from __future__ import annotations

@@ -277,13 +277,13 @@ class EngineState:
         sequence.append(sampled.token_id, self._now_s)
         emitted, result = sequence.answer.take(sampled)
         self._out.append(emitted)
-        if result.finished is not None:
+        if result.stop is not None:
             self._counters.finished += 1
             self._finish(sequence, "stop", StopResult("", stop=result.stop))
         elif sequence.num_tokens == sequence.max_tokens:
             self._counters.finished += 1
             rest = sequence.answer.rest()
-            self._finish(sequence, rest.finished or "length", rest)
+            self._finish(sequence, "length" if rest.stop is None else "stop", rest)
 
     def _on_step_failed(self, event: StepFailed) -> None:
         step = self._take_step(event.step_id)
@@ -378,5 +378,5 @@ def _failure(request_id: RequestId, error: RuntimeCacheError) -> FailRequest:
         code=error.code,
         message=error.message,
         retryable=error.retryable,
-        retry_after_ms=error.retry_after_ms if isinstance(error, CapacityError) else None,
+        retry_after_ms=error.retry_after_ms,
     )

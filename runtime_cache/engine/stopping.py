@@ -9,7 +9,7 @@ Not here: the end by `max_tokens`, by the context's length, by deadline or cance
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from runtime_cache.engine.request import SamplingParams
 
@@ -19,12 +19,11 @@ class StopResult(NamedTuple):
 
     Attributes:
         text: what may be shown now.
-        finished: `stop` if the answer has ended, with this token as its last.
-        stop: the stop string that was found, or the text of the token id that ended the answer.
+        stop: if the answer has ended with this token: the stop string that was found, or the text
+            of the token itself; else None.
     """
 
     text: str
-    finished: Literal["stop"] | None = None
     stop: str | None = None
 
 
@@ -94,7 +93,7 @@ class StopChecker:
         if self._is_finished:
             return StopResult("")
         result = self._search(piece)
-        if result.finished:
+        if result.stop is not None:
             return result
         return StopResult(result.text + self._take())
 
@@ -128,7 +127,7 @@ class StopChecker:
 
     def _finish(self, text: str, stop: str) -> StopResult:
         self._is_finished = True
-        return StopResult(text, "stop", stop)
+        return StopResult(text, stop)
 
     def _take(self) -> str:
         held, self._held = self._held, ""

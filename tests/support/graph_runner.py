@@ -1,7 +1,7 @@
 """Runs an exported graph in ONNX Runtime over a paged KV pool of plain numpy arrays.
 
-Writes the model's inputs on its own, from the contract in DESIGN 2.3 alone, so that graph tests do
-not depend on the executor whose input writer they would otherwise share a mistake with.
+Writes the model's inputs on its own, from the contract in `docs/design.md` alone, so that graph
+tests do not depend on the executor whose input writer they would otherwise share a mistake with.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def test_success_asks_nothing() -> None:
 @pytest.mark.parametrize(
     ("code", "error_type", "retryable"),
     [
-        (107000, AclError, True),
+        (107000, AclError, False),
         (207001, OutOfDeviceMemory, True),
         (245002, OutOfDeviceMemory, True),
         (207008, AclError, True),
@@ -89,6 +89,8 @@ def test_success_asks_nothing() -> None:
         (507054, DeviceLost, False),
         (507901, DeviceLost, False),
         (123456, AclError, True),
+        (145006, AclError, False),
+        (207006, AclError, False),
     ],
 )
 def test_error_of_each_class(code: int, error_type: type[AclError], retryable: bool) -> None:

@@ -54,8 +54,7 @@ def feed(one: Answer, *token_ids: int) -> list[tuple[str, StopResult]]:
 def test_an_end_token_shows_what_was_incomplete(token_ids: tuple[int, ...], text: str) -> None:
     pieces = feed(answer(), *token_ids)
     assert "".join(piece for piece, _ in pieces) == text
-    assert [result.finished for _, result in pieces] == [None] * (len(pieces) - 1) + ["stop"]
-    assert pieces[-1][1].stop == "<2>"
+    assert [result.stop for _, result in pieces] == [None] * (len(pieces) - 1) + ["<2>"]
 
 
 def test_held_text_stands_before_the_incomplete_character() -> None:

@@ -46,7 +46,7 @@ def null_bundle(out: Console) -> Iterator[Path]:
 
 
 def bench_config(bundle: Path, device: str) -> Config:
-    """The defaults for this bundle and device; the environment has no say."""
+    """The defaults for this bundle and device, whatever options the environment names."""
     return load(env={}, flags={"model.bundle": str(bundle), "device.device": device}).config
 
 
