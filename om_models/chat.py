@@ -62,7 +62,7 @@ class ChatTemplate:
         except Exception as error:  # beside Jinja's errors also SyntaxError and RecursionError
             raise ChatTemplateError(f"the chat template is not valid: {error}") from error
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The prompt's text; special tokens in it are meant to be recognised when it is encoded.
 
         Args:

@@ -66,7 +66,7 @@ def tokenizer_from_gguf(path: Path) -> TokenizerSource:
     _add_whole_tokens(library, vocabulary)
     return TokenizerSource(
         library=library,
-        bos_token_id=_bos_token_id(vocabulary, adds_bos),
+        bos_token_id=_bos_token_id(vocabulary, adds_bos=adds_bos),
         eos_token_ids=_end_token_ids(vocabulary),
         chat_template=_chat_template(vocabulary),
     )
@@ -219,7 +219,7 @@ def _add_whole_tokens(library: tokenizers.Tokenizer, vocabulary: _Vocabulary) ->
     library.add_tokens([AddedToken(t, special=False, normalized=False) for t in user_defined])
 
 
-def _bos_token_id(vocabulary: _Vocabulary, adds_bos: bool) -> int | None:
+def _bos_token_id(vocabulary: _Vocabulary, *, adds_bos: bool) -> int | None:
     if not vocabulary.get("add_bos_token", adds_bos):
         return None
     return vocabulary.token_id("bos_token_id")

@@ -172,13 +172,15 @@ def parse_input_shape(text: str, *, has_gears: bool) -> dict[str, list[int]]:
         if "~" in dims:
             code = "E10040" if has_gears else "E10001"
             raise AtcError(code, f"--input_shape: range [{part}] is not supported")
-        shapes[name] = [_dim(part, dim, has_gears) for dim in filter(None, dims.split(","))]
+        shapes[name] = [
+            _dim(part, dim, has_gears=has_gears) for dim in filter(None, dims.split(","))
+        ]
     if has_gears and not any(-1 in dims for dims in shapes.values()):
         raise AtcError("E10040", "--dynamic_dims needs a -1 in --input_shape")
     return shapes
 
 
-def _dim(part: str, text: str, has_gears: bool) -> int:
+def _dim(part: str, text: str, *, has_gears: bool) -> int:
     dim = _integer(text, lambda: AtcError("E10002", f"--input_shape: [{text}] in [{part}]"))
     if dim > 0 or (dim == -1 and has_gears):
         return dim

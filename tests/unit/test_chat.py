@@ -29,9 +29,10 @@ def test_equals_transformers(name: str) -> None:
     for case in cases:
         if case["text"] is None:
             with pytest.raises(ChatTemplateError, match="refuses the messages: "):
-                template.render(case["messages"], case["open"])
+                template.render(case["messages"], add_generation_prompt=case["open"])
         else:
-            assert template.render(case["messages"], case["open"]) == case["text"]
+            text = template.render(case["messages"], add_generation_prompt=case["open"])
+            assert text == case["text"]
 
 
 def test_a_turn_extends_the_text_of_the_conversation_before() -> None:
