@@ -6,8 +6,6 @@ from typing import NewType
 
 #: Index of a block in the KV pool; 0 is the null block.
 BlockId = NewType("BlockId", int)
-#: Index of a token slot in the KV pool: `block_id * block_size + offset`.
-Slot = NewType("Slot", int)
 #: SHA-256 chain digest of a full block [32 bytes].
 BlockHash = NewType("BlockHash", bytes)
 #: The engine's name of a request, given by the service, never reused in one incarnation.

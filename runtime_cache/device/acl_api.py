@@ -1,4 +1,4 @@
-"""The pyACL surface this driver speaks: exactly the calls used, nothing more.
+"""The pyACL surface this driver speaks: exactly the calls used. Pure.
 
 Both the vendor's `acl` module and the software device satisfy `AclModule`. Handles, pointers and
 streams are plain Python ints, arguments are positional, a value comes first and the return code
@@ -26,7 +26,7 @@ class MallocPolicy(IntEnum):
 
 
 class CopyKind(IntEnum):
-    """Direction of a `memcpy`."""
+    """Direction of a `memcpy_async`."""
 
     HOST_TO_DEVICE = 1
     DEVICE_TO_HOST = 2
@@ -80,7 +80,6 @@ class AclRt(Protocol):
     def malloc_host(self, size: int, /) -> tuple[int, int]: ...
     def free_host(self, host_ptr: int, /) -> int: ...
     def memset(self, ptr: int, max_count: int, value: int, count: int, /) -> int: ...
-    def memcpy(self, dst: int, dst_max: int, src: int, count: int, kind: int, /) -> int: ...
     def memcpy_async(
         self, dst: int, dst_max: int, src: int, count: int, kind: int, stream: int, /
     ) -> int: ...

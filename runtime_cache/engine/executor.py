@@ -7,7 +7,7 @@ allocates nothing on the device, and waits once per step.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -27,8 +27,6 @@ from runtime_cache.engine.gears import Gear, Role
 from runtime_cache.errors import AclError, BundleError, DeviceLost, InternalError
 
 Logits = npt.NDArray[np.float32]
-
-_INPUT_FIELDS = tuple(field.name for field in fields(InputViews))
 
 
 @dataclass(slots=True)
@@ -178,7 +176,7 @@ class Executor:
     def _add_gears(self, role: Role, specs: tuple[GearSpec, ...], model: OmModel) -> None:
         for spec in specs:
             gear = model.gears[spec]
-            inputs = InputViews(**{name: gear.inputs[name] for name in _INPUT_FIELDS})
+            inputs = InputViews(**gear.inputs)
             key = role, Gear(spec.batch, spec.chunk, spec.past)
             self._runnables[key] = _Runnable(model, gear, inputs)
 

@@ -36,7 +36,6 @@ class GearTable:
     """The gears of a bundle by role.
 
     Attributes:
-        max_chunk: the most tokens one prefill step can feed.
         max_batch: the most sequences one decode step can feed.
         max_model_len: the most tokens a sequence may have, prompt and answer together: the largest
             `past` that both roles have a gear for. The last token of an answer is never fed, so
@@ -57,7 +56,6 @@ class GearTable:
             "decode": tuple(sorted(set(decode), key=lambda gear: (gear.batch, gear.past))),
         }
         self._check()
-        self.max_chunk = max(gear.chunk for gear in self._gears["prefill"])
         self.max_batch = max(gear.batch for gear in self._gears["decode"])
         self.max_model_len = min(max(g.past for g in gears) for gears in self._gears.values())
         self._decode_pasts = sorted({gear.past for gear in self._gears["decode"]})

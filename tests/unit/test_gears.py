@@ -15,7 +15,7 @@ TABLE = GearTable(reversed(PREFILL), reversed(DECODE))
 
 
 def test_limits() -> None:
-    assert (TABLE.max_chunk, TABLE.max_batch, TABLE.max_model_len) == (256, 4, 512)
+    assert (TABLE.max_batch, TABLE.max_model_len) == (4, 512)
 
 
 @pytest.mark.parametrize(
