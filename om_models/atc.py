@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from om_models.gears import model_gears
-from om_models.manifest import GearSpec, KvSpec, Manifest, OmFile
+from om_models.manifest import Gear, KvSpec, Manifest, OmFile
 from om_models.plan import Target
 from runtime_cache.errors import ConversionError
 
@@ -58,7 +58,7 @@ def atc_arguments(manifest: Manifest, om: OmFile, onnx_path: str, output: str) -
     ]
 
 
-def input_shape(kv: KvSpec, gears: Sequence[GearSpec]) -> str:
+def input_shape(kv: KvSpec, gears: Sequence[Gear]) -> str:
     """`--input_shape`: -1 for what gears decide, or the numbers themselves for a single gear."""
     if len(gears) == 1:
         ids, positions, rows, mask, last = _free_dims(gears[0])
@@ -76,12 +76,12 @@ def input_shape(kv: KvSpec, gears: Sequence[GearSpec]) -> str:
     return ";".join(f"{name}:{_joined(dims)}" for name, dims in shapes.items())
 
 
-def dynamic_dims(gears: Sequence[GearSpec]) -> str:
+def dynamic_dims(gears: Sequence[Gear]) -> str:
     """`--dynamic_dims`: per gear a value for every -1, in input order."""
     return ";".join(_joined([d for dims in _free_dims(gear) for d in dims]) for gear in gears)
 
 
-def _free_dims(gear: GearSpec) -> list[list[int]]:
+def _free_dims(gear: Gear) -> list[list[int]]:
     """The dims that gears decide: ids, positions, past rows, mask (without its 1), last."""
     batch, chunk, past = gear.batch, gear.chunk, gear.past
     fed = [batch, chunk]

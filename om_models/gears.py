@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
-from om_models.manifest import GearSpec
+from om_models.manifest import Gear
 from runtime_cache.errors import ConversionError
 
 #: Source: ATC option `--dynamic_dims`, error E10036.
@@ -32,8 +32,8 @@ _ROLE = re.compile(r"(prefill|decode)=([\d,]+)@([\d,]+)")
 class GearPlan:
     """The gears of both roles, each sorted ascending."""
 
-    prefill: tuple[GearSpec, ...]
-    decode: tuple[GearSpec, ...]
+    prefill: tuple[Gear, ...]
+    decode: tuple[Gear, ...]
 
     @property
     def max_past(self) -> int:
@@ -68,7 +68,7 @@ def parse_gears(text: str) -> GearPlan:
     Raises:
         ConversionError: the text does not read so, a number is 0, or a role has no gear.
     """
-    gears: dict[str, set[GearSpec]] = {"prefill": set(), "decode": set()}
+    gears: dict[str, set[Gear]] = {"prefill": set(), "decode": set()}
     for word in text.split():
         match = _ROLE.fullmatch(word)
         if not match:
@@ -81,7 +81,7 @@ def parse_gears(text: str) -> GearPlan:
     for role, found in gears.items():
         if not found:
             raise ConversionError(f"--gears names no {role} gear")
-    return GearPlan(_sorted(gears["prefill"]), _sorted(gears["decode"]))
+    return GearPlan(tuple(sorted(gears["prefill"])), tuple(sorted(gears["decode"])))
 
 
 def check_plan(plan: GearPlan, *, is_fused: bool) -> None:
@@ -96,7 +96,7 @@ def check_plan(plan: GearPlan, *, is_fused: bool) -> None:
             raise ConversionError(f"{len(gears)} gears in one model; ATC takes {MAX_GEARS}")
 
 
-def model_gears(*roles: Iterable[GearSpec]) -> tuple[GearSpec, ...]:
+def model_gears(*roles: Iterable[Gear]) -> tuple[Gear, ...]:
     """The gears of one model that serves these roles, each once: ATC refuses duplicates."""
     return tuple(dict.fromkeys(gear for role in roles for gear in role))
 
@@ -105,13 +105,9 @@ def grid(chunks: Iterable[int], batches: Iterable[int], pasts: Iterable[int]) ->
     """Every chunk and every batch with every past."""
     pasts = tuple(pasts)
     return GearPlan(
-        _sorted(GearSpec(1, chunk, past) for chunk, past in product(chunks, pasts)),
-        _sorted(GearSpec(batch, 1, past) for batch, past in product(batches, pasts)),
+        tuple(sorted(Gear(1, chunk, past) for chunk, past in product(chunks, pasts))),
+        tuple(sorted(Gear(batch, 1, past) for batch, past in product(batches, pasts))),
     )
-
-
-def _sorted(gears: Iterable[GearSpec]) -> tuple[GearSpec, ...]:
-    return tuple(sorted(gears, key=lambda gear: (gear.batch, gear.chunk, gear.past)))
 
 
 def _powers_of_two(first: int, last: int) -> list[int]:

@@ -17,8 +17,17 @@ FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 
 
-class GearSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One compiled shape: `batch` sequences × `chunk` fed tokens × `past` pool slots."""
+class Gear(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """One compiled shape.
+
+    `batch` sequences, each fed `chunk` tokens, each attending to `past` slots of the KV pool.
+    Prefill gears have batch 1, decode gears have chunk 1.
+
+    Attributes:
+        batch: sequences in the batch (B).
+        chunk: tokens fed per sequence (S).
+        past: past slots per sequence (P), at least 1: no dimension of a model may be 0.
+    """
 
     batch: int
     chunk: int
@@ -35,12 +44,12 @@ class OmFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     path: str
-    prefill: tuple[GearSpec, ...]
-    decode: tuple[GearSpec, ...]
+    prefill: tuple[Gear, ...]
+    decode: tuple[Gear, ...]
 
 
 class KvSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The KV pool the `.om` was compiled for (DESIGN 2.1).
+    """The KV pool the `.om` was compiled for (`docs/design.md`).
 
     Input `kv_pool_g` of group g has shape `[num_slots * 2 * layers_per_group, row_elements]`; row
     `slot * 2 * layers_per_group + 2 * layer_in_group` is K, the next one V.

@@ -1,6 +1,6 @@
 """Everything below the service, opened and closed as one: bundle, device, executor, engine.
 
-The daemon, the benchmarks and the embedded API all stand on this.
+The daemon and the benchmarks stand on this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runtime_cache.device.select import load_acl, parse_device
 from runtime_cache.device.thread import DeviceThread
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.executor import Executor
-from runtime_cache.engine.gears import Gear, GearTable
+from runtime_cache.engine.gears import GearTable
 from runtime_cache.engine.loop import EngineLoop, Samples
 from runtime_cache.engine.sampler import sample_rows
 from runtime_cache.engine.state import EngineLimits, EngineState
@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 _MIB = 1024**2
 _GIB = 1024**3
-#: The watermark never takes more than this part of the pool (DESIGN 2.10).
+#: The watermark never takes more than this part of the pool.
 _MAX_WATERMARK_PART = 8
 
 
@@ -234,8 +234,8 @@ def _read_texts(bundle: Bundle) -> tuple[Tokenizer, ChatTemplate | None]:
 
 
 def _gear_table(manifest: Manifest) -> GearTable:
-    prefill = [Gear(g.batch, g.chunk, g.past) for om in manifest.oms for g in om.prefill]
-    decode = [Gear(g.batch, g.chunk, g.past) for om in manifest.oms for g in om.decode]
+    prefill = [gear for om in manifest.oms for gear in om.prefill]
+    decode = [gear for om in manifest.oms for gear in om.decode]
     return GearTable(prefill, decode)
 
 

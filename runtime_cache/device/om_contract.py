@@ -1,6 +1,6 @@
 """The inputs and outputs a bundle's `.om` must have, and the check of what it has. Pure.
 
-The graph's contract is DESIGN 2.3; the manifest gives its numbers.
+The contract is in `docs/design.md`; the manifest gives its numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from om_models.manifest import GearSpec, Manifest
+from om_models.manifest import Gear, Manifest
 from runtime_cache.device.acl_api import GEAR_INPUT, DataType
 from runtime_cache.device.kv_layout import KvLayout
 from runtime_cache.errors import BundleError
@@ -98,7 +98,7 @@ class OmContract:
         """The contract that the manifest's numbers make."""
         return cls(layout, manifest.index_dtype, manifest.model.vocab_size)
 
-    def inputs(self, gear: GearSpec) -> dict[str, TensorSpec]:
+    def inputs(self, gear: Gear) -> dict[str, TensorSpec]:
         """Every input but the gear input, in the contract's order."""
         index, layout = self.index_dtype, self.layout
         batch, chunk, past = gear.batch, gear.chunk, gear.past
@@ -112,7 +112,7 @@ class OmContract:
             **{f"kv_pool_{group}": pool for group in range(layout.num_groups)},
         }
 
-    def outputs(self, gear: GearSpec) -> dict[str, TensorSpec]:
+    def outputs(self, gear: Gear) -> dict[str, TensorSpec]:
         """Every output, in the contract's order."""
         layout = self.layout
         new_kv = TensorSpec(
@@ -123,13 +123,13 @@ class OmContract:
             **{f"new_kv_{group}": new_kv for group in range(layout.num_groups)},
         }
 
-    def gear_dims(self, gear: GearSpec, input_names: Iterable[str]) -> tuple[int, ...]:
+    def gear_dims(self, gear: Gear, input_names: Iterable[str]) -> tuple[int, ...]:
         """All inputs' dims one after the other, in the model's order, as gears are named."""
         specs = self.inputs(gear)
         return tuple(dim for name in input_names if name in specs for dim in specs[name].shape)
 
 
-def check_desc(path: str, desc: OmDesc, contract: OmContract, gears: Sequence[GearSpec]) -> None:
+def check_desc(path: str, desc: OmDesc, contract: OmContract, gears: Sequence[Gear]) -> None:
     """Checks that an `.om` is the one its manifest describes.
 
     Args:
@@ -196,7 +196,7 @@ def _agree(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     )
 
 
-def _check_gears(path: str, desc: OmDesc, contract: OmContract, gears: Sequence[GearSpec]) -> None:
+def _check_gears(path: str, desc: OmDesc, contract: OmContract, gears: Sequence[Gear]) -> None:
     if not desc.gears and len(gears) > 1:
         raise BundleError(f"{path}: has one fixed shape; the manifest lists {len(gears)} gears")
     for gear in gears:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from om_models.manifest import GearSpec, OmFile
+from om_models.manifest import Gear, OmFile
 from runtime_cache.device.acl_api import GEAR_INPUT, Dims
 from runtime_cache.device.acl_codes import check
 from runtime_cache.device.acl_device import AclDevice
@@ -64,18 +64,16 @@ class OmModel:
         with self._teardown.undo_on_error():
             self._model_id = self._load(path)
             desc = read_desc(device.acl, self._model_id)
-            gear_specs = tuple(dict.fromkeys(om.prefill + om.decode))
-            check_desc(om.path, desc, contract, gear_specs)
-            self._make_staging(desc, contract, gear_specs)
+            gears = tuple(dict.fromkeys(om.prefill + om.decode))
+            check_desc(om.path, desc, contract, gears)
+            self._make_staging(desc, contract, gears)
             self._output_dataset = self._make_dataset(
                 [
                     (self.outputs.ptrs[name], tensor.num_bytes)
                     for name, tensor in zip(desc.output_names, desc.outputs, strict=True)
                 ]
             )
-            self.gears: dict[GearSpec, LoadedGear] = self._load_gears(
-                desc, contract, gear_specs, pool
-            )
+            self.gears: dict[Gear, LoadedGear] = self._load_gears(desc, contract, gears, pool)
 
     def upload(self, gear: LoadedGear) -> None:
         """Queues the copy of the gear's inputs to the device.
@@ -112,9 +110,7 @@ class OmModel:
         self._teardown.push(lambda: check("acl.mdl.unload", acl.mdl.unload(model_id), acl))
         return model_id
 
-    def _make_staging(
-        self, desc: OmDesc, contract: OmContract, gears: tuple[GearSpec, ...]
-    ) -> None:
+    def _make_staging(self, desc: OmDesc, contract: OmContract, gears: tuple[Gear, ...]) -> None:
         sizes = [tensor.num_bytes for tensor in desc.inputs if tensor.name in STEP_INPUTS]
         self._inputs = InputStaging(self._device, sizes)
         self._teardown.push(self._inputs.close)
@@ -127,8 +123,8 @@ class OmModel:
         self._teardown.push(self.outputs.close)
 
     def _load_gears(
-        self, desc: OmDesc, contract: OmContract, gears: tuple[GearSpec, ...], pool: KvPool
-    ) -> dict[GearSpec, LoadedGear]:
+        self, desc: OmDesc, contract: OmContract, gears: tuple[Gear, ...], pool: KvPool
+    ) -> dict[Gear, LoadedGear]:
         selectors = self._make_selectors(desc, len(gears))
         return {
             gear: self._load_gear(desc, contract, gear, pool, selector)
@@ -146,7 +142,7 @@ class OmModel:
         return [base + offset for offset in packing.offsets]
 
     def _load_gear(
-        self, desc: OmDesc, contract: OmContract, gear: GearSpec, pool: KvPool, selector: int
+        self, desc: OmDesc, contract: OmContract, gear: Gear, pool: KvPool, selector: int
     ) -> LoadedGear:
         specs = contract.inputs(gear)
         staged = [name for name in desc.input_names if name in STEP_INPUTS]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime_cache.engine.gears import Gear, Role
+from om_models.manifest import Gear
+from runtime_cache.engine.gears import Role
 from runtime_cache.engine.request import TokenArray
 from runtime_cache.errors import InternalError
 from runtime_cache.ids import RequestId, StepId

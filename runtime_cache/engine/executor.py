@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from om_models.manifest import GearSpec, Manifest
+from om_models.manifest import Gear, Manifest
 from runtime_cache.device.acl_codes import STREAM_SYNC_TIMEOUT
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.kv_layout import KvLayout
@@ -23,7 +23,7 @@ from runtime_cache.device.om_contract import OmContract
 from runtime_cache.device.om_model import LoadedGear, OmModel
 from runtime_cache.device.teardown import Teardown
 from runtime_cache.engine.batch import InputViews, StepBatch, check_batch, write_inputs
-from runtime_cache.engine.gears import Gear, Role
+from runtime_cache.engine.gears import Role
 from runtime_cache.errors import AclError, BundleError, DeviceLost, InternalError
 
 Logits = npt.NDArray[np.float32]
@@ -173,12 +173,11 @@ class Executor:
             self._add_gears("prefill", om.prefill, model)
             self._add_gears("decode", om.decode, model)
 
-    def _add_gears(self, role: Role, specs: tuple[GearSpec, ...], model: OmModel) -> None:
-        for spec in specs:
-            gear = model.gears[spec]
-            inputs = InputViews(**gear.inputs)
-            key = role, Gear(spec.batch, spec.chunk, spec.past)
-            self._runnables[key] = _Runnable(model, gear, inputs)
+    def _add_gears(self, role: Role, gears: tuple[Gear, ...], model: OmModel) -> None:
+        for gear in gears:
+            loaded = model.gears[gear]
+            inputs = InputViews(**loaded.inputs)
+            self._runnables[role, gear] = _Runnable(model, loaded, inputs)
 
     def _runnable(self, batch: StepBatch) -> _Runnable:
         runnable = self._runnables.get((batch.role, batch.gear))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from om_models.manifest import GearSpec
+from om_models.manifest import Gear
 from runtime_cache.device.acl_api import ALL_INPUTS, GEAR_INPUT, DataType, Dims
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.kv_layout import KvLayout
@@ -70,7 +70,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loaded]:
 class Run:
     """One gear's dataset with memory of its own, as large as the model's largest gear."""
 
-    def __init__(self, loaded: Loaded, gear: GearSpec) -> None:
+    def __init__(self, loaded: Loaded, gear: Gear) -> None:
         self._loaded, self._device, self.gear = loaded, loaded.device, gear
         self._buffers: list[int] = []
         self._ptrs: list[int] = []
@@ -137,7 +137,7 @@ class Run:
             self._device.free(ptr)
 
 
-def sums(gear: GearSpec, first: int) -> list[float]:
+def sums(gear: Gear, first: int) -> list[float]:
     """The first logit of each batch entry when every key is in sight."""
     ids = np.arange(first, first + gear.batch * gear.chunk).reshape(gear.batch, gear.chunk)
     return [float(total) for total in ids.sum(axis=1)]
@@ -183,7 +183,7 @@ def test_more_gears_than_4096_are_not_asked_for(loaded: Loaded) -> None:
 
 
 @pytest.mark.parametrize("gear", GEARS, ids=str)
-def test_every_gear_runs(loaded: Loaded, gear: GearSpec) -> None:
+def test_every_gear_runs(loaded: Loaded, gear: Gear) -> None:
     run = Run(loaded, gear)
     assert run.select_own() == 0
     run.upload_ids(3)
@@ -208,7 +208,7 @@ def test_a_gear_set_once_holds_while_others_run(loaded: Loaded) -> None:
 
 def test_a_shape_that_is_no_gear_is_refused(loaded: Loaded) -> None:
     run = Run(loaded, GEARS[0])
-    assert run.select(CONTRACT.gear_dims(GearSpec(1, 2, 8), NAMES)) == 145013
+    assert run.select(CONTRACT.gear_dims(Gear(1, 2, 8), NAMES)) == 145013
     run.close()
 
 

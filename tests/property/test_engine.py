@@ -10,8 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from om_models.manifest import Gear
 from runtime_cache.engine.commands import FinishRequest
-from runtime_cache.engine.gears import Gear, GearTable
+from runtime_cache.engine.gears import GearTable
 from runtime_cache.engine.state import EngineLimits
 from tests.support.engine_rig import EngineRig, expected_answer, small_gears
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from om_models.bundle import Bundle
+from om_models.manifest import Gear
 from om_models.plan import ConvertOptions
 from om_models.reference import ReferenceLlama
 from om_models.spec import ModelSpec
-from runtime_cache.engine.gears import Gear, Role
+from runtime_cache.engine.gears import Role
 from tests.support.served import Comparison, Served, oracle, random_prompt, served
 from tests.support.tiny import make_bundle, tiny_reference, tiny_spec
 
@@ -44,9 +45,9 @@ def variant(
 
 
 def compiled_gears(bundle: Bundle) -> set[tuple[Role, Gear]]:
-    prefill = {("prefill", gear) for om in bundle.manifest.oms for gear in om.prefill}
-    decode = {("decode", gear) for om in bundle.manifest.oms for gear in om.decode}
-    return {(role, Gear(g.batch, g.chunk, g.past)) for role, g in prefill | decode}  # type: ignore[misc]
+    oms = bundle.manifest.oms
+    prefill: set[tuple[Role, Gear]] = {("prefill", gear) for om in oms for gear in om.prefill}
+    return prefill | {("decode", gear) for om in oms for gear in om.decode}
 
 
 async def ask_all(host: Served, model: ReferenceLlama, bound: float) -> Comparison:

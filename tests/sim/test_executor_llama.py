@@ -8,11 +8,11 @@ from typing import cast
 import numpy as np
 import pytest
 
+from om_models.manifest import Gear
 from om_models.plan import ConvertOptions
 from om_models.reference import FloatArray, KvCache
 from runtime_cache.engine.batch import BatchRow, SlotRun, StepBatch
 from runtime_cache.engine.executor import Executor
-from runtime_cache.engine.gears import Gear
 from runtime_cache.ids import RequestId, StepId
 from tests.support.devices import opened
 from tests.support.tiny import make_bundle, tiny_reference

@@ -13,7 +13,7 @@ import pytest
 
 from om_models.gears import GearPlan, grid
 from om_models.graph import GraphOptions, write_llama
-from om_models.manifest import GearSpec, KvSpec
+from om_models.manifest import Gear, KvSpec
 from om_models.reference import KvCache
 from om_models.spec import ModelSpec, RopeScaling
 from tests.support.graph_runner import GraphRunner, Row
@@ -89,7 +89,7 @@ class Rig:
     def fill(self) -> None:
         """Put the whole sequence into the pool with the smallest prefill gears."""
         for first in range(0, NUM_TOKENS, 4):
-            gear = GearSpec(1, 4, 4 if first <= 4 else 16)
+            gear = Gear(1, 4, 4 if first <= 4 else 16)
             self.graph.run(gear, [self.row(first, first + 4, self.slots[first : first + 4])])
 
     def row(self, first: int, last: int, new_slots: list[int]) -> Row:
@@ -102,7 +102,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
     return Rig(VARIANTS[request.param], tmp_path)
 
 
-def prefill_fits(gear: GearSpec) -> Iterator[tuple[int, int]]:
+def prefill_fits(gear: Gear) -> Iterator[tuple[int, int]]:
     """Every (past, end) of the sequence that a gear can run."""
     for num_past in range(min(gear.past, NUM_TOKENS - 1) + 1):
         for num_fed in range(1, min(gear.chunk, NUM_TOKENS - num_past) + 1):
@@ -142,11 +142,11 @@ def test_every_padding_of_every_decode_gear(rig: Rig):
 def test_whole_prompt_then_decode(rig: Rig):
     slots = rig.graph.take_slots(12)
     cache = KvCache()
-    logits = rig.graph.run(GearSpec(1, 8, 4), [Row(TOKENS[:7].tolist(), [], slots[:7])])
+    logits = rig.graph.run(Gear(1, 8, 4), [Row(TOKENS[:7].tolist(), [], slots[:7])])
     rig.check(logits[0], rig.oracle.forward(TOKENS[:7], cache)[-1])
     for step in range(7, 12):
         row = Row([int(TOKENS[step])], slots[:step], [slots[step]])
-        logits = rig.graph.run(GearSpec(2, 1, 16), [row])
+        logits = rig.graph.run(Gear(2, 1, 16), [row])
         rig.check(logits[0], rig.oracle.forward(TOKENS[step : step + 1], cache)[-1])
 
 
@@ -158,9 +158,9 @@ def test_sequences_share_a_prefix_in_place(rig: Rig):
         rig.oracle.forward(TOKENS[:9], cache)
         expected.append(rig.oracle.forward(np.array([token]), cache)[-1])
         rows.append(Row([token], rig.slots[:9], rig.graph.take_slots(1)))
-    rig.check(rig.graph.run(GearSpec(3, 1, 16), rows), np.array(expected))
+    rig.check(rig.graph.run(Gear(3, 1, 16), rows), np.array(expected))
 
 
 def test_unwritten_slots_would_show(rig: Rig):
-    logits = rig.graph.run(GearSpec(1, 4, 4), [Row([1], rig.slots[:1], rig.graph.take_slots(1))])
+    logits = rig.graph.run(Gear(1, 4, 4), [Row([1], rig.slots[:1], rig.graph.take_slots(1))])
     assert np.isnan(logits).all()

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from om_models.bundle import load_bundle
-from om_models.manifest import GearSpec
+from om_models.manifest import Gear
 from om_models.plan import ConvertOptions
 from om_models.reference import KvCache
 from om_models.spec import ModelSpec
 from runtime_cache.engine.batch import BatchRow, SlotRun, StepBatch
 from runtime_cache.engine.executor import Executor
-from runtime_cache.engine.gears import Gear, Role
+from runtime_cache.engine.gears import Role
 from runtime_cache.ids import RequestId, StepId
 from tests.support.devices import opened
 from tests.support.tiny import make_bundle, tiny_reference, tiny_spec
@@ -62,10 +62,9 @@ class Served:
             sampler=cast("None", object()),
         )
 
-    def run(self, gear: GearSpec, rows: list[BatchRow]) -> Any:
+    def run(self, gear: Gear, rows: list[BatchRow]) -> Any:
         role: Role = "decode" if gear.chunk == 1 else "prefill"
-        shape = Gear(gear.batch, gear.chunk, gear.past)
-        return self.executor.run(StepBatch(StepId(1), role, shape, tuple(rows))).copy()
+        return self.executor.run(StepBatch(StepId(1), role, gear, tuple(rows))).copy()
 
 
 @pytest.fixture(scope="module", params=BUNDLES)
@@ -110,10 +109,10 @@ def test_every_gear_computes_what_the_oracle_computes(bundle: Any, served: Serve
 def test_greedy_decoding_through_the_pool(bundle: Any, served: Served):
     expected = served.oracle.forward(TOKENS[:12], KvCache())
     base = served.take_block()
-    first_gear = GearSpec(1, 8, 8)
+    first_gear = Gear(1, 8, 8)
     served.run(first_gear, [served.feed(base, 0, 7)])
     for position in range(7, 12):
-        gear = GearSpec(1, 1, 8 if position <= 8 else 24)
+        gear = Gear(1, 1, 8 if position <= 8 else 24)
         logits = served.run(gear, [served.feed(base, position, position + 1)])
         np.testing.assert_allclose(logits[0], expected[position], atol=served.bound, rtol=0)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from om_models.graph import GraphOptions
-from om_models.manifest import GearSpec
+from om_models.manifest import Gear
 from om_models.null_model import NULL_DIGEST, NULL_SPEC, null_tokenizer, write_null_model
 from om_models.plan import ConvertOptions, make_plan
 from om_models.sources import source_defaults
@@ -31,9 +31,9 @@ def test_a_token_takes_128_bytes_of_kv(graph: GraphRunner):
 
 def test_logits_depend_on_token_and_position_only(graph: GraphRunner):
     slots = graph.take_slots(20)
-    chunk = graph.run(GearSpec(1, 16, 64), [Row([9, 8, 7], [], slots[:3])])
+    chunk = graph.run(Gear(1, 16, 64), [Row([9, 8, 7], [], slots[:3])])
     rows = [Row([7], slots[:2], [slots[2]]), Row([7], slots[:3], [slots[3]])]
-    decoded = graph.run(GearSpec(4, 1, 64), rows)
+    decoded = graph.run(Gear(4, 1, 64), rows)
     np.testing.assert_array_equal(decoded[0], chunk[0])
     assert not np.array_equal(decoded[1], chunk[0])
     candidates = np.arange(1, 258)
@@ -45,14 +45,14 @@ def test_greedy_answers_wander(graph: GraphRunner):
     slots, token, answer = graph.take_slots(64), 65, []
     for position in range(64):
         row = Row([token], slots[:position], [slots[position]])
-        token = int(graph.run(GearSpec(1, 1, 64), [row])[0].argmax())
+        token = int(graph.run(Gear(1, 1, 64), [row])[0].argmax())
         answer.append(token)
     assert len(set(answer)) > 20
 
 
 def test_new_kv_holds_the_token(graph: GraphRunner):
     slots = graph.take_slots(2)
-    graph.run(GearSpec(1, 16, 64), [Row([5, 200], [], slots)])
+    graph.run(Gear(1, 16, 64), [Row([5, 200], [], slots)])
     assert np.unique(graph.pools[0][slots[0]]).tolist() == [5]
     assert np.unique(graph.pools[0][slots[1]]).tolist() == [200]
 

@@ -13,6 +13,7 @@ from itertools import product
 
 import numpy as np
 
+from om_models.manifest import Gear
 from runtime_cache.cache import invariants
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.engine.batch import BatchRow, StepBatch, check_batch
@@ -34,7 +35,7 @@ from runtime_cache.engine.events import (
     StepDone,
     StepFailed,
 )
-from runtime_cache.engine.gears import Gear, GearTable
+from runtime_cache.engine.gears import GearTable
 from runtime_cache.engine.request import BadLogits, NewRequest, Sampled, SamplingParams
 from runtime_cache.engine.state import EngineLimits, EngineState
 from runtime_cache.ids import BlockId, PrefixId, RequestId

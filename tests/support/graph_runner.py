@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from om_models.manifest import GearSpec, KvSpec
+from om_models.manifest import Gear, KvSpec
 
 HIDDEN = -1e4
 NULL_SLOTS = 16
@@ -61,7 +61,7 @@ class GraphRunner:
         taken, self._free_slots = self._free_slots[:count], self._free_slots[count:]
         return taken
 
-    def run(self, gear: GearSpec, rows: Sequence[Row]) -> npt.NDArray[np.float32]:
+    def run(self, gear: Gear, rows: Sequence[Row]) -> npt.NDArray[np.float32]:
         """Run one step and append its KV; returns the logits after each row's last token."""
         inputs = self._inputs(gear, rows)
         names = ["logits", *(f"new_kv_{group}" for group in range(self.kv.num_groups))]
@@ -72,7 +72,7 @@ class GraphRunner:
         result: npt.NDArray[np.float32] = logits[: len(rows)]
         return result
 
-    def _inputs(self, gear: GearSpec, rows: Sequence[Row]) -> dict[str, npt.NDArray[Any]]:
+    def _inputs(self, gear: Gear, rows: Sequence[Row]) -> dict[str, npt.NDArray[Any]]:
         fed_shape = (gear.batch, gear.chunk)
         ids, positions = (np.zeros(fed_shape, self._index_dtype) for _ in range(2))
         past_rows = np.zeros((gear.batch, gear.past), self._index_dtype)

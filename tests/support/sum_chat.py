@@ -6,8 +6,9 @@ from typing import cast
 
 import numpy as np
 
+from om_models.manifest import Gear
 from runtime_cache.engine.batch import BatchRow, SlotRun, StepBatch
-from runtime_cache.engine.gears import Gear, Role
+from runtime_cache.engine.gears import Role
 from runtime_cache.ids import RequestId, StepId
 from tests.support.sum_model import SPEC, SumModel
 

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from om_models.manifest import FORMAT, FileEntry, GearSpec, KvSpec, Manifest, OmFile
+from om_models.manifest import FORMAT, FileEntry, Gear, KvSpec, Manifest, OmFile
 from om_models.spec import ModelSpec
 from runtime_cache.aclsim.atc import compile_model, tables
 from runtime_cache.aclsim.atc_options import parse_options
@@ -37,8 +37,8 @@ SPEC = ModelSpec(
     max_position=64,
     tie_embeddings=True,
 )
-PREFILL = (GearSpec(1, 4, 8), GearSpec(1, 8, 16))
-DECODE = (GearSpec(1, 1, 16), GearSpec(4, 1, 16))
+PREFILL = (Gear(1, 4, 8), Gear(1, 8, 16))
+DECODE = (Gear(1, 1, 16), Gear(4, 1, 16))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ VARIANTS = (
 )
 
 
-def _dynamic_dims(gear: GearSpec) -> str:
+def _dynamic_dims(gear: Gear) -> str:
     b, s, p = gear.batch, gear.chunk, gear.past
     return ",".join(str(dim) for dim in (b, s, b, s, b, p, b, s, p + s, b))
 

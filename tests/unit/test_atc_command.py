@@ -20,13 +20,13 @@ from om_models.atc import (
     run_atc,
     shell_script,
 )
-from om_models.manifest import FORMAT, GearSpec, KvSpec, Manifest, OmFile
+from om_models.manifest import FORMAT, Gear, KvSpec, Manifest, OmFile
 from runtime_cache.errors import ConversionError
 from tests.support.tiny import BASE_SPEC
 
 KV = KvSpec(dtype="float16", num_slots=128, num_groups=2, layers_per_group=1, row_elements=32)
-PREFILL = (GearSpec(1, 16, 64), GearSpec(1, 16, 128))
-DECODE = (GearSpec(1, 1, 128), GearSpec(8, 1, 128))
+PREFILL = (Gear(1, 16, 64), Gear(1, 16, 128))
+DECODE = (Gear(1, 1, 128), Gear(8, 1, 128))
 OM = OmFile(path="model.om", prefill=PREFILL, decode=DECODE)
 MANIFEST = Manifest(
     format=FORMAT,
@@ -72,7 +72,7 @@ def test_every_gear_gives_a_value_for_every_free_dimension():
 
 
 def test_a_single_gear_is_compiled_as_a_fixed_shape():
-    om = OmFile(path="prefill.om", prefill=(GearSpec(1, 16, 64),), decode=())
+    om = OmFile(path="prefill.om", prefill=(Gear(1, 16, 64),), decode=())
     arguments = atc_arguments(MANIFEST, om, "m.onnx", "prefill")
     assert arguments[4] == (
         "--input_shape=input_ids:1,16;position_ids:1,16;past_rows:1,64;mask:1,1,16,80;last:1;"

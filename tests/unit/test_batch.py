@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from om_models.manifest import Gear
 from runtime_cache.engine.batch import (
     BatchRow,
     InputViews,
@@ -19,7 +20,6 @@ from runtime_cache.engine.batch import (
     check_batch,
     write_inputs,
 )
-from runtime_cache.engine.gears import Gear
 from runtime_cache.errors import InternalError
 from runtime_cache.ids import RequestId, StepId
 

@@ -16,7 +16,7 @@ from om_models.bundle import (
     load_bundle,
     seal,
 )
-from om_models.manifest import FORMAT, MANIFEST_NAME, GearSpec, KvSpec, Manifest, OmFile
+from om_models.manifest import FORMAT, MANIFEST_NAME, Gear, KvSpec, Manifest, OmFile
 from om_models.staging import staged_directory
 from runtime_cache.errors import BundleError
 from tests.support.tiny import BASE_SPEC, tiny_spec
@@ -33,7 +33,7 @@ DRAFT = Manifest(
     index_dtype="int32",
     model=BASE_SPEC,
     kv=KV,
-    oms=(OmFile(path="model.om", prefill=(GearSpec(1, 8, 64),), decode=(GearSpec(1, 1, 64),)),),
+    oms=(OmFile(path="model.om", prefill=(Gear(1, 8, 64),), decode=(Gear(1, 1, 64),)),),
     max_model_len=64,
     bos_token_id=256,
     eos_token_ids=(257,),

@@ -14,7 +14,7 @@ from om_models.gears import (
     model_gears,
     parse_gears,
 )
-from om_models.manifest import GearSpec
+from om_models.manifest import Gear
 from runtime_cache.errors import ConversionError
 
 
@@ -82,12 +82,12 @@ def test_default_plans_suit_atc_whatever_is_asked():
 
 def test_explicit_gears():
     assert parse_gears("prefill=64,16@128 decode=1,4@64,128 prefill=32@64") == GearPlan(
-        prefill=(GearSpec(1, 16, 128), GearSpec(1, 32, 64), GearSpec(1, 64, 128)),
+        prefill=(Gear(1, 16, 128), Gear(1, 32, 64), Gear(1, 64, 128)),
         decode=(
-            GearSpec(1, 1, 64),
-            GearSpec(1, 1, 128),
-            GearSpec(4, 1, 64),
-            GearSpec(4, 1, 128),
+            Gear(1, 1, 64),
+            Gear(1, 1, 128),
+            Gear(4, 1, 64),
+            Gear(4, 1, 128),
         ),
     )
 
@@ -122,9 +122,9 @@ def test_the_limit_is_per_model():
 def test_a_gear_that_serves_both_roles_is_compiled_once():
     plan = parse_gears("prefill=1,8@64 decode=1,2@64")
     assert model_gears(plan.prefill, plan.decode) == (
-        GearSpec(1, 1, 64),
-        GearSpec(1, 8, 64),
-        GearSpec(2, 1, 64),
+        Gear(1, 1, 64),
+        Gear(1, 8, 64),
+        Gear(2, 1, 64),
     )
 
 

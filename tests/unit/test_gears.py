@@ -6,7 +6,8 @@ from itertools import product
 
 import pytest
 
-from runtime_cache.engine.gears import Gear, GearTable, Role
+from om_models.manifest import Gear
+from runtime_cache.engine.gears import GearTable, Role
 from runtime_cache.errors import ConfigError, InternalError
 
 PREFILL = [Gear(1, chunk, past) for chunk, past in product((16, 64, 256), (128, 512))]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from om_models.manifest import GearSpec
+from om_models.manifest import Gear
 from runtime_cache.device.acl_api import GEAR_INPUT, DataType
 from runtime_cache.device.kv_layout import KvLayout
 from runtime_cache.device.om_contract import OmContract, OmDesc, TensorDesc, check_desc
@@ -17,7 +17,7 @@ LAYOUT = KvLayout(
     num_slots=8, num_groups=2, layers_per_group=1, row_elements=32, dtype="float16", block_size=4
 )
 CONTRACT = OmContract(LAYOUT, index_dtype="int32", vocab_size=10)
-GEARS = (GearSpec(1, 4, 8), GearSpec(2, 1, 8))
+GEARS = (Gear(1, 4, 8), Gear(2, 1, 8))
 POOL = TensorDesc("kv_pool_0", DataType.FLOAT16, (16, 32), 1024)
 
 
@@ -62,7 +62,7 @@ def with_output(index: int, /, **changes: Any) -> OmDesc:
 
 
 def test_shapes_of_a_gear() -> None:
-    inputs = CONTRACT.inputs(GearSpec(2, 3, 5))
+    inputs = CONTRACT.inputs(Gear(2, 3, 5))
     assert {name: (spec.dtype, spec.shape) for name, spec in inputs.items()} == {
         "input_ids": ("int32", (2, 3)),
         "position_ids": ("int32", (2, 3)),
@@ -72,7 +72,7 @@ def test_shapes_of_a_gear() -> None:
         "kv_pool_0": ("float16", (16, 32)),
         "kv_pool_1": ("float16", (16, 32)),
     }
-    outputs = CONTRACT.outputs(GearSpec(2, 3, 5))
+    outputs = CONTRACT.outputs(Gear(2, 3, 5))
     assert {name: (spec.dtype, spec.shape) for name, spec in outputs.items()} == {
         "logits": ("float32", (2, 10)),
         "new_kv_0": ("float16", (2, 3, 2, 32)),

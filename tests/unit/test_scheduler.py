@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime_cache.engine.gears import Gear, GearTable
+from om_models.manifest import Gear
+from runtime_cache.engine.gears import GearTable
 from tests.support.caching import free_blocks, parked_blocks
 from tests.support.engine_rig import EngineRig, expected_answer, limits, small_gears
 
