@@ -133,7 +133,9 @@ def _write_export(
         tokenizer = model.tokenizer()
         tokenizer.save(directory / TOKENIZER_NAME)
         reporter.stage("weights and graph")
-        graph_options = GraphOptions(plan.dtype, plan.index_dtype, plan.kv, plan.max_model_len)
+        graph_options = GraphOptions(
+            plan.dtype, plan.index_dtype, plan.kv, plan.gears.max_model_len
+        )
         weights_digest = model.write_graph(graph_options, directory / ONNX_NAME, reporter.progress)
         return _draft(model, plan, tokenizer, weights_digest)
 
@@ -153,7 +155,6 @@ def _draft(
         model=model.spec,
         kv=plan.kv,
         oms=plan.oms,
-        max_model_len=plan.max_model_len,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_ids=tokenizer.eos_token_ids,
         chat_template=tokenizer.chat_template,

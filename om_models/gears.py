@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
-from om_models.manifest import Gear
+from om_models.manifest import Gear, longest_sequence
 from runtime_cache.errors import ConversionError
 
 #: Source: ATC option `--dynamic_dims`, error E10036.
@@ -36,9 +36,9 @@ class GearPlan:
     decode: tuple[Gear, ...]
 
     @property
-    def max_past(self) -> int:
-        """The largest past gear that both roles have."""
-        return min(max(g.past for g in gears) for gears in (self.prefill, self.decode))
+    def max_model_len(self) -> int:
+        """See `longest_sequence`."""
+        return longest_sequence(self.prefill, self.decode)
 
 
 def fine_plan(context: int, max_batch: int) -> GearPlan:

@@ -7,13 +7,14 @@ nothing is guessed from an `.om`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 from om_models.spec import ModelSpec
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_NAME = "manifest.json"
 
 
@@ -32,6 +33,19 @@ class Gear(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
     batch: int
     chunk: int
     past: int
+
+
+def longest_sequence(prefill: Iterable[Gear], decode: Iterable[Gear]) -> int:
+    """The most tokens a sequence may have, prompt and answer together: `max_model_len` elsewhere.
+
+    It is the largest `past` that both roles have a gear for. The last token of an answer is never
+    fed, so the last fed token of the longest sequence has two tokens fewer before it.
+
+    Args:
+        prefill: at least one gear.
+        decode: at least one gear.
+    """
+    return min(max(gear.past for gear in gears) for gears in (prefill, decode))
 
 
 class OmFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +98,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         soc_version: what ATC was told.
         layout: `fused` or `split`.
         dtype: of weights and arithmetic outside the protected islands.
-        max_model_len: largest number of past tokens + fed tokens a sequence may have.
         bos_token_id: put before a text prompt; None if the model wants none.
         eos_token_ids: tokens that end an answer.
         chat_template: Jinja source, or None.
@@ -103,9 +116,23 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: ModelSpec
     kv: KvSpec
     oms: tuple[OmFile, ...]
-    max_model_len: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     chat_template: str | None
     files: dict[str, FileEntry]
     made_by: dict[str, str]
+
+    @property
+    def prefill_gears(self) -> tuple[Gear, ...]:
+        """Those of all files."""
+        return tuple(gear for om in self.oms for gear in om.prefill)
+
+    @property
+    def decode_gears(self) -> tuple[Gear, ...]:
+        """Those of all files."""
+        return tuple(gear for om in self.oms for gear in om.decode)
+
+    @property
+    def max_model_len(self) -> int:
+        """See `longest_sequence`."""
+        return longest_sequence(self.prefill_gears, self.decode_gears)

@@ -72,7 +72,6 @@ class Plan:
     layout: Layout
     gears: GearPlan
     kv: KvSpec
-    max_model_len: int
 
     @property
     def oms(self) -> tuple[OmFile, ...]:
@@ -94,11 +93,12 @@ def make_plan(spec: ModelSpec, options: ConvertOptions) -> Plan:
     """
     dtype = options.dtype or DEFAULT_DTYPE[options.target]
     gears = _gear_plan(spec, options)
-    kv = _kv_spec(spec, dtype, gears.max_past, options)
-    if kv.num_slots < gears.max_past + 2 * SLOT_MULTIPLE:
+    context = gears.max_model_len
+    kv = _kv_spec(spec, dtype, context, options)
+    if kv.num_slots < context + 2 * SLOT_MULTIPLE:
         raise ConversionError(
-            f"a KV pool of {kv.num_slots} tokens does not hold one sequence of {gears.max_past}"
-            f" tokens; at least {gears.max_past + 2 * SLOT_MULTIPLE} are needed"
+            f"a KV pool of {kv.num_slots} tokens does not hold one sequence of {context} tokens;"
+            f" at least {context + 2 * SLOT_MULTIPLE} are needed"
         )
     return Plan(
         target=options.target,
@@ -108,7 +108,6 @@ def make_plan(spec: ModelSpec, options: ConvertOptions) -> Plan:
         layout=options.layout,
         gears=gears,
         kv=kv,
-        max_model_len=gears.max_past,
     )
 
 
@@ -134,9 +133,10 @@ def _gear_plan(spec: ModelSpec, options: ConvertOptions) -> GearPlan:
         max_batch = options.max_batch or DEFAULT_MAX_BATCH[options.target]
         make = fine_plan if options.target == "sim" else coarse_plan
         plan = make(context, max_batch)
-    if plan.max_past > spec.max_position:
+    if plan.max_model_len > spec.max_position:
         raise ConversionError(
-            f"a context of {plan.max_past} tokens exceeds the model's {spec.max_position} positions"
+            f"a context of {plan.max_model_len} tokens exceeds the model's {spec.max_position}"
+            " positions"
         )
     check_plan(plan, is_fused=options.layout == "fused")
     return plan
@@ -145,7 +145,7 @@ def _gear_plan(spec: ModelSpec, options: ConvertOptions) -> GearPlan:
 def _check_explicit_gears(plan: GearPlan, options: ConvertOptions) -> None:
     largest_past = max(gear.past for gear in (*plan.prefill, *plan.decode))
     largest_batch = max(gear.batch for gear in plan.decode)
-    if largest_past != plan.max_past:
+    if largest_past != plan.max_model_len:
         raise ConversionError(
             "--gears: prefill and decode must have the same largest past, which is the context"
         )

@@ -57,7 +57,7 @@ class Runtime:
         self.config = config
         self.bundle = bundle
         self.tokenizer, self.chat_template = _read_texts(bundle)
-        self.gears = _gear_table(manifest)
+        self.gears = GearTable(manifest.prefill_gears, manifest.decode_gears)
         self.soc_name = ""
         self.executor: Executor
         self.cache: CacheManager
@@ -231,12 +231,6 @@ def _read_texts(bundle: Bundle) -> tuple[Tokenizer, ChatTemplate | None]:
     except (TokenizerError, ChatTemplateError) as error:
         raise BundleError(f"{bundle.path}: {error}") from error
     return tokenizer, template
-
-
-def _gear_table(manifest: Manifest) -> GearTable:
-    prefill = [gear for om in manifest.oms for gear in om.prefill]
-    decode = [gear for om in manifest.oms for gear in om.decode]
-    return GearTable(prefill, decode)
 
 
 def _sim_options(config: Config, manifest: Manifest) -> Mapping[str, int | str | bool]:

@@ -177,7 +177,7 @@ def _decisions(plan: Plan, spec_name: str) -> dict[str, str]:
         "model": spec_name,
         "target": f"{plan.target}, SoC {plan.soc_version}",
         "dtype": f"{plan.dtype}, indices {plan.index_dtype}",
-        "context": f"{plan.max_model_len} tokens",
+        "context": f"{plan.gears.max_model_len} tokens",
         "KV pool": f"{kv.num_slots} tokens of {token_bytes} bytes"
         f" ({kv.num_slots * token_bytes / 2**30:.2f} GiB), {kv.num_groups} group(s)",
         "layout": plan.layout,

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Literal
 
-from om_models.manifest import Gear
+from om_models.manifest import Gear, longest_sequence
 from runtime_cache.errors import ConfigError, InternalError
 
 Role = Literal["prefill", "decode"]
@@ -17,9 +17,7 @@ class GearTable:
 
     Attributes:
         max_batch: the most sequences one decode step can feed.
-        max_model_len: the most tokens a sequence may have, prompt and answer together: the largest
-            `past` that both roles have a gear for. The last token of an answer is never fed, so
-            the last fed token of the longest sequence has `max_model_len - 2` tokens before it.
+        max_model_len: the most tokens a sequence may have; see `longest_sequence`.
     """
 
     def __init__(self, prefill: Iterable[Gear], decode: Iterable[Gear]) -> None:
@@ -37,7 +35,7 @@ class GearTable:
         }
         self._check()
         self.max_batch = max(gear.batch for gear in self._gears["decode"])
-        self.max_model_len = min(max(g.past for g in gears) for gears in self._gears.values())
+        self.max_model_len = longest_sequence(self._gears["prefill"], self._gears["decode"])
         self._decode_pasts = sorted({gear.past for gear in self._gears["decode"]})
         self._decode_batches = [
             max(gear.batch for gear in self._gears["decode"] if gear.past >= past)

@@ -151,7 +151,7 @@ def test_an_export_without_checksums_or_of_another_format(checkpoint: Path, tmp_
     draft = json.loads(path.read_text())
     for changes, message in (
         ({"files": {}}, r"gives no checksum for model\.onnx"),
-        ({"format": 2}, "has bundle format 2, newer than 1"),
+        ({"format": 3}, "has bundle format 3, newer than 2"),
     ):
         path.write_text(json.dumps({**draft, **changes}))
         with pytest.raises(BundleError, match=message):

@@ -19,7 +19,7 @@ from tests.support.graph_runner import GraphRunner, Row
 def graph(tmp_path: Path) -> GraphRunner:
     options = source_defaults("null", ConvertOptions(target="sim", kv_tokens=4096))
     plan = make_plan(NULL_SPEC, options)
-    graph_options = GraphOptions(plan.dtype, plan.index_dtype, plan.kv, plan.max_model_len)
+    graph_options = GraphOptions(plan.dtype, plan.index_dtype, plan.kv, plan.gears.max_model_len)
     path = tmp_path / "model.onnx"
     assert write_null_model(graph_options, path, lambda done, total: None) == NULL_DIGEST
     return GraphRunner(path, plan.kv)

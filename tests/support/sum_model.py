@@ -94,7 +94,6 @@ class SumModel:
                 row_elements=SPEC.kv_dim,
             ),
             oms=oms,
-            max_model_len=16,
             bos_token_id=None,
             eos_token_ids=(),
             chat_template=None,

@@ -40,7 +40,6 @@ MANIFEST = Manifest(
     model=BASE_SPEC,
     kv=KV,
     oms=(OM,),
-    max_model_len=128,
     bos_token_id=None,
     eos_token_ids=(),
     chat_template=None,

@@ -34,7 +34,6 @@ DRAFT = Manifest(
     model=BASE_SPEC,
     kv=KV,
     oms=(OmFile(path="model.om", prefill=(Gear(1, 8, 64),), decode=(Gear(1, 1, 64),)),),
-    max_model_len=64,
     bos_token_id=256,
     eos_token_ids=(257,),
     chat_template=None,
@@ -111,8 +110,8 @@ def test_no_bundle_at_all(tmp_path: Path):
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (FORMAT + 1, "has bundle format 2, newer than 1; convert it again"),
-        (FORMAT - 1, "has bundle format 0, older than 1; convert it again"),
+        (FORMAT + 1, "has bundle format 3, newer than 2; convert it again"),
+        (FORMAT - 1, "has bundle format 1, older than 2; convert it again"),
     ],
 )
 def test_another_format(bundle: Bundle, found: int, message: str):
@@ -122,7 +121,7 @@ def test_another_format(bundle: Bundle, found: int, message: str):
         load_bundle(bundle.path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": "1"}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": "1"}'])
 def test_a_damaged_manifest(bundle: Bundle, text: str):
     (bundle.path / MANIFEST_NAME).write_text(text)
     with pytest.raises(BundleError, match=r"manifest\.json is damaged"):

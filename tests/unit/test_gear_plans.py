@@ -73,7 +73,7 @@ def test_default_plans_suit_atc_whatever_is_asked():
             fine, coarse = fine_plan(context, max_batch), coarse_plan(context, max_batch)
             assert len(coarse.prefill) + len(coarse.decode) <= 8
             for plan in (fine, coarse):
-                assert plan.max_past == context
+                assert plan.max_model_len == context
                 assert max(gear.batch for gear in plan.decode) == max_batch
                 assert min(len(plan.prefill), len(plan.decode)) >= 2, "ATC wants two gears"
                 assert all(1 <= gear.chunk <= context for gear in plan.prefill)
@@ -129,4 +129,4 @@ def test_a_gear_that_serves_both_roles_is_compiled_once():
 
 
 def test_the_context_is_what_both_roles_reach():
-    assert parse_gears("prefill=8@64,256 decode=1@64").max_past == 64
+    assert parse_gears("prefill=8@64,256 decode=1@64").max_model_len == 64

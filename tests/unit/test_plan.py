@@ -35,7 +35,7 @@ def plan(spec: ModelSpec = LLAMA_7B, **options: Any) -> Plan:
 def test_defaults_of_the_software_device():
     made = plan()
     assert (made.dtype, made.index_dtype, made.layout) == ("float32", "int32", "fused")
-    assert made.max_model_len == 2048
+    assert made.gears.max_model_len == 2048
     assert max(gear.batch for gear in made.gears.decode) == 16
 
 
@@ -64,7 +64,7 @@ def test_the_default_soc_is_what_the_software_device_plays():
 
 
 def test_context_defaults_to_the_models_limit_if_that_is_smaller():
-    assert plan(tiny_spec(max_position=300)).max_model_len == 300
+    assert plan(tiny_spec(max_position=300)).gears.max_model_len == 300
 
 
 @pytest.mark.parametrize(
