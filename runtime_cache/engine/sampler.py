@@ -1,4 +1,8 @@
-"""From logits to the next token. Pure: the same state and logits always give the same token.
+"""From logits to the next token. Pure: the same state and logits give the same token.
+
+So they do on one machine. On another one or with another NumPy, float32 `exp` and sums may differ
+in their last bits, and a draw that falls on the border of two tokens, within about a millionth of
+all chances, may give the other one. The stream and greedy choices are the same everywhere.
 
 In this order, with vLLM's meaning of each parameter:
 
@@ -11,10 +15,14 @@ In this order, with vLLM's meaning of each parameter:
 6. min-p: tokens less probable than `min_p` times the best go;
 7. top-p: of what is left, renormalised, the smallest set of the most probable tokens that reaches
    `top_p` stays, at least one; among equals the lower ids;
-8. one draw from the request's own stream.
+8. one draw from the request's own stream; tokens less probable than e**-84 times the best are
+   never drawn, which no stream of 53 bits could tell.
 
-Reported log-probabilities are those of the raw logits, before step 1. Steps 5-7 work on the few
-tokens that are left, never in Python over the vocabulary.
+Reported log-probabilities are those of the raw logits, before step 1, right to 1e-5.
+
+All of it runs between two steps, so it is written for time: a few passes of NumPy over a row, each
+in float32 (`exp` in float64 takes ten times as long), sums within a block in float32 and over
+blocks in float64, and nothing is sorted but the tokens that may matter.
 """
 
 from __future__ import annotations
@@ -37,8 +45,16 @@ from runtime_cache.errors import InvalidRequest
 Logits = npt.NDArray[np.float32]
 _Ids = npt.NDArray[np.int64]
 
-# Far below any temperature that differs from greedy, far enough above 0 to divide by.
+# Below the one a temperature is greedy, above the other it is uniform; both are safe to divide by.
 _MIN_TEMPERATURE = 1e-30
+_MAX_TEMPERATURE = 1e30
+# Logarithm of the least weight beside the best one's 1: below e**-87 numbers are subnormal in
+# float32, and `exp` takes several times as long.
+_LEAST_LOG_WEIGHT = np.float32(-84)
+#: Tokens whose weights are summed in float32; a draw looks at one block token by token.
+_BLOCK_TOKENS = 256
+#: Columns whose maxima bound the k-th largest logit from below.
+_NUM_COLUMNS = 1024
 #: A smaller repetition penalty acts like this one; divided by less, logits leave float32.
 _MIN_REPETITION_PENALTY = 1e-6
 _MAX_BIAS = float(np.finfo(np.float32).max) / 4
@@ -85,20 +101,25 @@ class SamplerState:
         return (int(self._bits.random_raw()) >> 11) * 2.0**-53
 
     def adjusted(self, logits: Logits) -> Logits:
-        """Logits [V] after penalties and bias; `logits` itself if there are none, else a copy."""
+        """Logits [V] after penalties and bias; `logits` itself if there are none, else a copy.
+
+        What leaves float32 is infinite.
+        """
         if self._counts is None and not self._bias_ids.size:
             return logits
         changed: Logits = logits.copy()
-        if self._counts is not None:
-            self._counts.penalise(changed, self.params)
-        changed[self._bias_ids] += self._bias
+        with np.errstate(over="ignore"):
+            if self._counts is not None:
+                self._counts.penalise(changed, self.params)
+            changed[self._bias_ids] += self._bias
         return changed
 
 
 def sample_rows(logits: Logits, states: Sequence[SamplerState]) -> tuple[Sampled | BadLogits, ...]:
     """Choose the next token of each row and count it in the row's state.
 
-    Rows that are plainly greedy cost one argmax together. The state of a bad row is not changed.
+    One row after the other, so that a row stays in the processor's cache between its passes. The
+    state of a bad row is not changed.
 
     Args:
         logits: [n, V] fp32, one row for each state; not changed.
@@ -108,88 +129,171 @@ def sample_rows(logits: Logits, states: Sequence[SamplerState]) -> tuple[Sampled
     """
     if logits.ndim != 2 or len(logits) != len(states):
         raise ValueError(f"{len(states)} states for logits of shape {logits.shape}")
-    best_ids = np.argmax(logits, axis=1)
-    best = np.take_along_axis(logits, best_ids[:, np.newaxis], axis=1)[:, 0]
-    return tuple(
-        _sample(row, state, best_id, value)
-        for row, state, best_id, value in zip(
-            logits, states, best_ids.tolist(), best.tolist(), strict=True
-        )
-    )
+    return tuple(_sample(row, state) for row, state in zip(logits, states, strict=True))
 
 
-def _sample(logits: Logits, state: SamplerState, best_id: int, best: float) -> Sampled | BadLogits:
-    """One row [V], given its largest value; argmax stops at the first NaN, so `best` shows any."""
+def _sample(logits: Logits, state: SamplerState) -> Sampled | BadLogits:
+    """One row [V]; argmax stops at the first NaN, so `best` shows any."""
+    best_id, best = _best(logits)
     if not math.isfinite(best):
         return BadLogits(f"the model's logits are not usable: the largest is {best}")
-    params = state.params
     if state.is_plain_greedy:
         return Sampled(best_id)
-    adjusted = state.adjusted(logits)
-    if params.temperature == 0:
-        token_id = int(np.argmax(adjusted))
-    else:
-        token_id = _draw(adjusted, params, state.uniform())
+    token_id = _choose(logits, best_id, best, state)
+    if token_id is None:
+        return BadLogits("penalties and bias took the largest logit out of float32")
     state.accept(token_id)
-    if params.logprobs is None:
+    num_top = state.params.logprobs
+    if num_top is None:
         return Sampled(token_id)
-    return Sampled(token_id, _logprobs(logits, token_id, params.logprobs))
+    return Sampled(token_id, _logprobs(logits, best, token_id, num_top))
 
 
-def _draw(logits: Logits, params: SamplingParams, uniform: float) -> int:
+def _choose(logits: Logits, best_id: int, best: float, state: SamplerState) -> int | None:
+    """Steps 1 to 8 on a usable row, given its largest value; None if steps 1 to 3 spoil it."""
+    adjusted = state.adjusted(logits)
+    if adjusted is not logits:
+        best_id, best = _best(adjusted)
+        if not math.isfinite(best):
+            return None
+    if state.params.temperature == 0:
+        return best_id
+    return _draw(adjusted, best, state.params, state.uniform())
+
+
+def _best(logits: Logits) -> tuple[int, float]:
+    """The largest logit, of equals that of the lowest id."""
+    best_id = int(logits.argmax())
+    return best_id, float(logits[best_id])
+
+
+def _draw(logits: Logits, best: float, params: SamplingParams, uniform: float) -> int:
     """Steps 4 to 8; the draw walks the kept tokens in order of id."""
-    best = float(logits.max())
-    kept = _top_k_min_p(logits, best, params)
-    chances = _softmax(logits if kept is None else logits[kept], best, params.temperature)
-    if params.top_p < 1:
-        inside = _nucleus(chances, params.top_p)
-        kept = inside if kept is None else kept[inside]
-        chances = chances[inside]
-    cumulative = np.cumsum(chances)
-    # `uniform` is at most 1 - 2**-53, so the product is below the last sum and the index exists.
-    index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    return index if kept is None else int(kept[index])
-
-
-def _top_k_min_p(logits: Logits, best: float, params: SamplingParams) -> _Ids | None:
-    """Ids that pass both filters, ascending; None for all of them."""
-    least = -math.inf
-    if 0 < params.top_k < len(logits):
-        least = float(np.partition(logits, -params.top_k)[-params.top_k])
+    temperature = min(max(params.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE)
+    kept = _top_k(logits, params.top_k) if 0 < params.top_k < len(logits) else None
     if params.min_p > 0:
-        least = max(least, best + params.temperature * math.log(params.min_p))
-    return None if least == -math.inf else np.flatnonzero(logits >= np.float32(least))
+        least = best + temperature * math.log(params.min_p)
+        kept = _at_least(logits, least) if kept is None else kept[_at_least(logits[kept], least)]
+    weights = _weights(logits if kept is None else logits[kept], best, temperature)
+    if params.top_p < 1:
+        inside = _nucleus(weights, params.top_p)
+        kept = inside if kept is None else kept[inside]
+        weights = weights[inside]
+    place = _place(weights, uniform)
+    return place if kept is None else int(kept[place])
 
 
-def _softmax(logits: Logits, best: float, temperature: float) -> npt.NDArray[np.float64]:
-    """Chances at a temperature; `best` is the largest logit.
+def _top_k(logits: Logits, k: int) -> _Ids:
+    """Ids of the k largest values and of those equal to the k-th, ascending; 0 < k < V."""
+    candidates = _at_least(logits, _below_kth(logits, k))
+    values = logits[candidates]
+    kept: _Ids = candidates[values >= np.partition(values, -k)[-k]]
+    return kept
 
-    It is subtracted first, and in float64, so that nothing overflows at any temperature.
+
+def _below_kth(logits: Logits, k: int) -> float:
+    """A value that at least k of [V] reach, most of the time few more.
+
+    The k-th largest of the maxima of disjoint columns is one, and costs one pass.
     """
-    scaled = logits.astype(np.float64)
-    scaled -= best
-    scaled /= max(temperature, _MIN_TEMPERATURE)
-    weights = np.exp(scaled, out=scaled)
-    weights /= weights.sum()
-    return weights
+    num_rows = len(logits) // _NUM_COLUMNS
+    if num_rows < 2 or k > _NUM_COLUMNS // 4:
+        return float(np.partition(logits, -k)[-k])
+    columns = logits[: num_rows * _NUM_COLUMNS].reshape(num_rows, _NUM_COLUMNS)
+    return float(np.partition(columns.max(axis=0), -k)[-k])
 
 
-def _nucleus(chances: npt.NDArray[np.float64], top_p: float) -> _Ids:
-    """Indices of the smallest most probable set whose sum reaches `top_p`, ascending.
+def _at_least(logits: Logits, least: float) -> _Ids:
+    return np.flatnonzero(logits >= np.float32(least))
 
-    Tokens below `(1 - top_p) / n` together weigh less than `1 - top_p`, so none of them can belong
-    to it; only the others are sorted.
+
+def _weights(logits: Logits, best: float, temperature: float) -> Logits:
+    """Chances at a temperature, not normalised; `best` is the largest logit, its weight is 1."""
+    # Beyond float32 is -inf, whose weight is 0, as it should be.
+    with np.errstate(over="ignore"):
+        scaled: Logits = logits - np.float32(best)
+        if temperature != 1:
+            scaled *= np.float32(1 / temperature)
+    if scaled.min() >= _LEAST_LOG_WEIGHT:
+        return np.exp(scaled, out=scaled)
+    has_weight = scaled >= _LEAST_LOG_WEIGHT
+    np.maximum(scaled, _LEAST_LOG_WEIGHT, out=scaled)
+    np.exp(scaled, out=scaled)
+    scaled *= has_weight
+    return scaled
+
+
+def _block_sums(weights: Logits) -> npt.NDArray[np.float64]:
+    """Sums of consecutive blocks, the last one what is left over, maybe of no token."""
+    num_full = len(weights) // _BLOCK_TOKENS
+    end = num_full * _BLOCK_TOKENS
+    sums = np.empty(num_full + 1)
+    # As `sum(axis=1)`, three times as fast.
+    sums[:-1] = np.einsum("ij->i", weights[:end].reshape(num_full, _BLOCK_TOKENS))
+    sums[-1] = weights[end:].sum()
+    return sums
+
+
+def _place(weights: Logits, uniform: float) -> int:
+    """The index that `uniform` of [0, 1) falls on when the weights are laid end to end.
+
+    First a block, then an index in it. Its weight is not 0.
     """
-    likely = np.flatnonzero(chances >= (1 - top_p) / len(chances))
-    by_chance = likely[np.argsort(-chances[likely], kind="stable")]
-    count = int(np.searchsorted(np.cumsum(chances[by_chance]), top_p, side="left")) + 1
-    return np.sort(by_chance[:count])
+    if len(weights) <= _BLOCK_TOKENS:
+        cumulative = _cumulative(weights)
+        return _first_above(cumulative, uniform * float(cumulative[-1]))
+    blocks = np.cumsum(_block_sums(weights))
+    target = uniform * float(blocks[-1])
+    block = _first_above(blocks, target)
+    before = float(blocks[block - 1]) if block else 0.0
+    start = block * _BLOCK_TOKENS
+    inside = _cumulative(weights[start : start + _BLOCK_TOKENS])
+    return start + _first_above(inside, target - before)
 
 
-def _logprobs(logits: Logits, token_id: int, num_top: int) -> TokenLogprobs:
-    best = float(logits.max())
+def _cumulative(weights: Logits) -> npt.NDArray[np.float64]:
+    # Converted first: `cumsum(dtype=...)` takes twice as long.
+    return np.cumsum(weights.astype(np.float64))
+
+
+def _first_above(cumulative: npt.NDArray[np.float64], target: float) -> int:
+    """Index of the first sum above `target`, or of the first that is the last sum if none is.
+
+    The sums grow there, so what is at that index is above 0. Where none is, `target` comes from a
+    sum that was rounded in another way.
+    """
+    below_last = math.nextafter(float(cumulative[-1]), 0)
+    return int(np.searchsorted(cumulative, min(target, below_last), side="right"))
+
+
+def _nucleus(weights: Logits, top_p: float) -> _Ids:
+    """Indices of the smallest most probable set that has `top_p` of the sum, ascending.
+
+    Weights below `(1 - top_p) / n` of the sum together have less than `1 - top_p` of it, so none of
+    them can belong to the set; only the others are sorted.
+    """
+    total = _total(weights)
+    likely = _at_least(weights, (1 - top_p) * total / len(weights))
+    values = weights[likely]
+    descending = np.sort(values)[::-1]
+    reached = int(np.searchsorted(_cumulative(descending), top_p * total, side="left"))
+    # Past the end where the sums were rounded in different ways.
+    last = min(reached, len(values) - 1)
+    least = descending[last]
+    is_inside = values > least
+    num_equal = last + 1 - int(np.count_nonzero(is_inside))
+    is_inside[np.flatnonzero(values == least)[:num_equal]] = True
+    inside: _Ids = likely[is_inside]
+    return inside
+
+
+def _total(weights: Logits) -> float:
+    return float(_block_sums(weights).sum())
+
+
+def _logprobs(logits: Logits, best: float, token_id: int, num_top: int) -> TokenLogprobs:
     # In float64: differences of float32 logits may be beyond float32.
-    normaliser = best + math.log(float(np.exp(logits.astype(np.float64) - best).sum()))
+    normaliser = best + math.log(_total(_weights(logits, best, 1.0)))
     top = _top(logits, num_top)
     return TokenLogprobs(
         token_id=token_id,
@@ -202,9 +306,7 @@ def _top(logits: Logits, num_top: int) -> _Ids:
     """Ids of the largest logits, best first, among equals the lower id first."""
     if num_top <= 0:
         return np.empty(0, dtype=np.int64)
-    num_top = min(num_top, len(logits))
-    least = np.partition(logits, -num_top)[-num_top]
-    candidates = np.flatnonzero(logits >= least)
+    candidates = _top_k(logits, min(num_top, len(logits)))
     order = np.argsort(-logits[candidates], kind="stable")
     return candidates[order[:num_top]]
 

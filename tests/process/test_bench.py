@@ -35,8 +35,9 @@ def test_ttft(null_bundle: Path, tmp_path: Path):
     assert max(map(len, ended.out.splitlines()[:-1])) <= 80
 
 
-def test_step():
-    ended = run("tools.bench.main", "step", "--runs", "1", "--tokens", "60", "--json")
+@pytest.mark.parametrize("how", [(), ("--temperature", "0.8")])
+def test_step(how: tuple[str, ...]):
+    ended = run("tools.bench.main", "step", "--runs", "1", "--tokens", "60", "--json", *how)
     assert ended.code == 0
     assert "without the engine" in ended.complaint
     (line,) = ended.out.splitlines()
@@ -53,6 +54,13 @@ def test_step_with_answers_that_never_meet():
     assert ended.complaint == (
         "rtcache-bench: --tokens 2 is too few: 16 answers were never all being written at once"
     )
+
+
+@pytest.mark.parametrize("value", ["-0.1", "101", "nan", "hot"])
+def test_wrong_temperatures(value: str):
+    ended = run("tools.bench.main", "step", f"--temperature={value}")
+    assert (ended.code, ended.out) == (2, "")
+    assert f"'{value}' is not a number from 0 to 100" in ended.complaint
 
 
 def test_without_a_bundle(tmp_path: Path):

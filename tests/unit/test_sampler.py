@@ -19,8 +19,17 @@ from runtime_cache.errors import InvalidRequest
 
 INF = float("inf")
 NAN = float("nan")
+BLOCK = sampler._BLOCK_TOKENS
+LAST = 1 - 2.0**-53  # the largest number of a stream
 # First numbers of the stream of seed 42: Philox 4x64 with the seed as its key.
 GOLDEN = [0.8201981478608876, 0.18924562408645496, 0.8676608148821462]
+# What the first five give over weights 1..1000, computed with exact powers in float64.
+DRAWS = {
+    "plain": [905, 434, 931, 627, 606],
+    "cold": [961, 716, 971, 830, 818],
+    "top_k": [992, 967, 994, 975, 974],
+    "top_p": [953, 770, 966, 834, 826],
+}
 
 
 def row(*values: float) -> npt.NDArray[np.float32]:
@@ -48,9 +57,18 @@ def greedy(*prompt: int, **params: Any) -> SamplerState:
 
 def reachable(logits: npt.NDArray[np.float32], **params: Any) -> list[int]:
     """Every token that some draw can give, by walking the unit interval finely."""
-    settings = SamplingParams(**params)
-    draws = [*np.linspace(0, 1, 4001)[:-1].tolist(), 1 - 2.0**-53]
-    return sorted({sampler._draw(logits, settings, u) for u in draws})
+    draws = [*np.linspace(0, 1, 4001)[:-1].tolist(), LAST]
+    return sorted({draw(logits, u, **params) for u in draws})
+
+
+def draw(logits: npt.NDArray[np.float32], uniform: float, **params: Any) -> int:
+    return sampler._draw(logits, float(logits.max()), SamplingParams(**params), uniform)
+
+
+def wide(size: int) -> npt.NDArray[np.float32]:
+    """Logits of a real vocabulary's shape: a few likely tokens, a long tail, many equal ones."""
+    values = np.random.default_rng(size).standard_normal(size) * 3
+    return np.round(values, 2).astype(np.float32)
 
 
 # --- greedy ---------------------------------------------------------------------------------
@@ -113,6 +131,14 @@ def test_a_bad_row_costs_the_others_nothing_and_its_own_state_nothing() -> None:
     assert chosen == sample(good, state(seed=1, presence_penalty=1.0))
     assert isinstance(bad, BadLogits)
     assert sample(good, states[1]) == sample(good, state(seed=2, presence_penalty=1.0))
+
+
+def test_penalties_that_leave_float32_choose_nothing() -> None:
+    request = state(0, repetition_penalty=0.5, seed=42)
+    assert sample_rows(row(3e38, 0)[np.newaxis], [request]) == (
+        BadLogits("penalties and bias took the largest logit out of float32"),
+    )
+    assert request.uniform() == GOLDEN[0]
 
 
 # --- penalties and bias ---------------------------------------------------------------------
@@ -223,12 +249,50 @@ def test_equal_logits_under_top_p_keep_the_lower_ids() -> None:
     st.floats(0, 1, exclude_max=True),
 )
 def test_nucleus_equals_sorting_everything(values: list[float], top_p: float) -> None:
-    chances = np.exp(np.array(values, dtype=np.float64))
-    chances /= chances.sum()
-    order = np.argsort(-chances, kind="stable")
-    count = int((np.cumsum(chances[order]) < top_p).sum()) + 1
-    expected = sorted(order[:count].tolist())
-    assert sampler._nucleus(chances, top_p).tolist() == expected
+    weights = np.exp(row(*values))
+    assert sampler._nucleus(weights, top_p).tolist() == sorted_nucleus(weights, top_p)
+
+
+def sorted_nucleus(weights: npt.NDArray[np.float32], top_p: float) -> list[int]:
+    order = np.argsort(-weights, kind="stable")
+    reached = np.cumsum(weights[order].astype(np.float64)) >= top_p * sampler._total(weights)
+    # The total is summed in another order, so that no prefix may reach it.
+    count = int(np.argmax(reached)) + 1 if reached.any() else len(weights)
+    return sorted(order[:count].tolist())
+
+
+@pytest.mark.parametrize("top_p", [0.0, 0.1, 0.5, 0.9, 0.99, 0.9999])
+@pytest.mark.parametrize("size", [BLOCK, 5000])
+def test_nucleus_of_a_vocabulary(size: int, top_p: float) -> None:
+    weights = np.exp(wide(size))
+    assert sampler._nucleus(weights, top_p).tolist() == sorted_nucleus(weights, top_p)
+
+
+@pytest.mark.parametrize("top_p", [1 - 2.0**-53, 1 - 2.0**-30])
+def test_a_nucleus_of_almost_everything(top_p: float) -> None:
+    weights = np.full(10_007, 0.1, dtype=np.float32)
+    inside = sampler._nucleus(weights, top_p)
+    assert inside.tolist() == list(range(len(inside)))
+    assert len(inside) >= 10_006
+
+
+# Vocabularies without columns, with them, and with some tokens beyond the last whole row of them.
+@pytest.mark.parametrize("size", [50, 2047, 2048, 2049, 5000])
+@pytest.mark.parametrize("k", [1, 2, 40, 256, 257])
+def test_top_k_equals_sorting_everything(size: int, k: int) -> None:
+    logits = wide(size)
+    logits[-1] = logits.max()
+    k = min(k, size - 1)
+    expected = np.flatnonzero(logits >= np.sort(logits)[-k])
+    np.testing.assert_array_equal(sampler._top_k(logits, k), expected)
+
+
+def test_top_k_with_fewer_tokens_than_k_left() -> None:
+    logits = np.full(5000, -INF, dtype=np.float32)
+    logits[[7, 4999]] = 1
+    for params in ({"top_k": 40}, {"top_k": 300}, {"top_k": 40, "top_p": 0.6, "min_p": 0.5}):
+        drawn = [draw(logits, u, **params) for u in (0.0, 0.49, 0.51, LAST)]
+        assert drawn == [7, 7, 4999, 4999]
 
 
 def test_extreme_logits_at_an_extreme_temperature() -> None:
@@ -245,14 +309,85 @@ def test_a_token_without_chance_is_never_drawn() -> None:
 
 def test_the_draw_walks_the_tokens_in_order_of_id() -> None:
     logits = logits_of(0.25, 0.25, 0.5)
-    params = SamplingParams()
-    drawn = [sampler._draw(logits, params, u) for u in (0.0, 0.24, 0.26, 0.49, 0.51, 0.999)]
+    drawn = [draw(logits, u) for u in (0.0, 0.24, 0.26, 0.49, 0.51, 0.999)]
     assert drawn == [0, 0, 1, 1, 2, 2]
 
 
-def test_temperature_sharpens_exactly() -> None:
-    weights = sampler._softmax(row(0, math.log(2)), math.log(2), 0.5)
-    np.testing.assert_allclose(weights, [0.2, 0.8], rtol=1e-6)
+SIZES = [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 5 * BLOCK + 77]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_every_token_has_the_stretch_of_its_chance(size: int, temperature: float) -> None:
+    logits = wide(size) / np.float32(4)
+    ends = np.cumsum(np.exp(logits.astype(np.float64) / temperature))
+    ends /= ends[-1]
+    starts = np.concatenate([[0.0], ends[:-1]])
+    margin = 2e-6  # of float32
+    assert (ends - starts).min() > 3 * margin
+    for token in range(size):
+        edges = (starts[token] + margin, ends[token] - margin)
+        assert [draw(logits, u, temperature=temperature) for u in edges] == [token, token]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("uniform", [0.0, 2.0**-53, 0.5, LAST])
+def test_one_token_that_is_not_banned(size: int, uniform: float) -> None:
+    for token in {0, size // 2, size - 1}:
+        logits = np.full(size, -INF, dtype=np.float32)
+        logits[token] = -7
+        for params in ({}, {"temperature": 0.1}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
+            assert draw(logits, uniform, **params) == token
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_one_dominant_token(size: int) -> None:
+    for token in {0, size // 2, size - 1}:
+        logits = np.zeros(size, dtype=np.float32)
+        logits[token] = 60  # the others have e**-60 of its chance, less than any draw resolves
+        assert [draw(logits, u) for u in (2.0**-53, 0.5, LAST)] == [token] * 3
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_chances_in_the_last_block(size: int) -> None:
+    logits = np.full(size, -INF, dtype=np.float32)
+    first = (size - 1) // BLOCK * BLOCK
+    logits[first:] = 0
+    assert (draw(logits, 0.0), draw(logits, LAST)) == (first, size - 1)
+
+
+@pytest.mark.parametrize("num_banned", [1, BLOCK, 3 * BLOCK + 1])
+def test_the_last_draw_stops_before_tokens_without_a_chance(num_banned: int) -> None:
+    logits = np.concatenate([wide(1000), row(*[-INF] * num_banned)])
+    logits[999] = -90
+    assert draw(logits, LAST) < 999
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e-30, 1e-7, 0.1, 1 / 3, 1.0]), min_size=1, max_size=3 * BLOCK),
+    st.one_of(st.sampled_from([0.0, 2.0**-53, LAST]), st.floats(0, LAST)),
+)
+def test_no_draw_falls_on_a_weight_of_0(values: list[float], uniform: float) -> None:
+    weights = row(*values, 1.0, *[0.0] * BLOCK)
+    assert weights[sampler._place(weights, uniform)] > 0
+
+
+def test_a_target_beyond_the_last_sum_is_on_the_last_weight_above_0() -> None:
+    cumulative = np.array([0.0, 1.0, 3.0, 3.0])
+    drawn = [sampler._first_above(cumulative, target) for target in (0, 0.5, 1, 2.9, 3, 4)]
+    assert drawn == [1, 1, 2, 2, 2, 2]
+
+
+def test_weights_at_a_temperature() -> None:
+    logits = row(0, math.log(2), -INF)
+    expected = [0.25, 1, 0]
+    np.testing.assert_allclose(sampler._weights(logits, math.log(2), 0.5), expected, rtol=1e-6)
+
+
+def test_no_weight_is_subnormal() -> None:
+    weights = sampler._weights(row(0, -83.9, -84.1, -100, -3e38, -INF), 0.0, 1.0)
+    assert weights[1] == pytest.approx(math.exp(-83.9), rel=1e-5)
+    assert weights.tolist() == [1, weights[1], 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -283,6 +418,21 @@ def test_the_stream_is_the_same_on_every_machine() -> None:
     assert [request.uniform() for _ in range(3)] == GOLDEN
     assert state(seed=42 + 2**64).uniform() == GOLDEN[0]
     assert state(seed=43).uniform() != GOLDEN[0]
+
+
+def test_draws_of_a_seed() -> None:
+    """None of these is near the border of two tokens, so that they are the same everywhere."""
+    logits = np.log1p(np.arange(1000, dtype=np.float32))
+    drawn = {
+        name: [sample(logits, request).token_id for _ in range(5)]
+        for name, request in {
+            "plain": state(seed=42),
+            "cold": state(seed=42, temperature=0.25),
+            "top_k": state(seed=42, top_k=40),
+            "top_p": state(seed=42, top_p=0.5),
+        }.items()
+    }
+    assert drawn == DRAWS
 
 
 def test_equal_seeds_give_equal_answers_and_the_stream_goes_on() -> None:
@@ -320,6 +470,21 @@ def test_top_logprobs_best_first_lower_id_first(num_top: int, ids: list[int]) ->
     result = sample(logits_of(*CHANCES), greedy(logprobs=num_top))
     assert result.logprobs is not None
     assert [token for token, _ in result.logprobs.top] == ids
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 3}, {"seed": 3, "min_p": 0.01}])
+def test_logprobs_of_a_vocabulary(size: int, params: dict[str, Any]) -> None:
+    logits = wide(size) + np.float32(20)
+    exact = logits.astype(np.float64)
+    exact -= exact.max() + math.log(np.exp(exact - exact.max()).sum())
+    result = sample(logits, state(logprobs=5, **params))
+    assert result.logprobs is not None
+    assert result.logprobs.logprob == pytest.approx(exact[result.token_id], abs=1e-5)
+    ids = np.argsort(-exact, kind="stable")[:5].tolist()
+    assert [token for token, _ in result.logprobs.top] == ids
+    values = [value for _, value in result.logprobs.top]
+    assert values == pytest.approx(exact[ids].tolist(), abs=1e-5)
 
 
 def test_logprobs_of_large_logits_do_not_overflow() -> None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import statistics
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +43,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="sim:0", help="device (sim:0)")
     parser.add_argument("--tokens", type=positive, default=400, help="answer tokens per run (400)")
     parser.add_argument("--runs", type=positive, default=5, help="runs per batch size (5)")
+    parser.add_argument(
+        "--temperature", type=_temperature, default=0.0, help="of sampling; 0 is greedy (0)"
+    )
+
+
+def _temperature(text: str) -> float:
+    """A flag's value: a number from 0 to 100."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 100")
+    return value
 
 
 def run(args: argparse.Namespace, out: Console) -> dict[str, Any]:
@@ -63,7 +79,7 @@ async def _measure(
     times: dict[int, tuple[list[float], list[float]]] = {batch: ([], []) for batch in BATCHES}
     runtime = await Runtime.open(bench_config(bundle, args.device))
     try:
-        bench = _StepBench(runtime, args.tokens)
+        bench = _StepBench(runtime, args.tokens, args.temperature)
         with out.status("measuring"):
             await bench.step_us(max(BATCHES))  # warm-up
             for _ in range(args.runs):
@@ -78,9 +94,12 @@ async def _measure(
 class _StepBench:
     """An engine over one runtime whose steps are timed as they start."""
 
-    def __init__(self, runtime: Runtime, num_tokens: int) -> None:
+    def __init__(self, runtime: Runtime, num_tokens: int, temperature: float) -> None:
         self._runtime = runtime
         self._num_tokens = num_tokens
+        self._params = SamplingParams(
+            max_tokens=num_tokens, temperature=temperature, ignore_eos=True
+        )
         self._next_id = 1
         self._engine = EngineLoop(runtime.engine.state, self._run_step)
         self._started: list[tuple[float, StepBatch]] = []
@@ -124,7 +143,7 @@ class _StepBench:
         return NewRequest(
             request_id,
             np.full(PROMPT_TOKENS, index + 1, dtype=np.int32),
-            SamplingParams(max_tokens=self._num_tokens, temperature=0.0, ignore_eos=True),
+            replace(self._params, seed=index),
             eos_token_ids=tokenizer.eos_token_ids,
             detokenizer=tokenizer.detokenizer(),
         )
