@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from om_models.contract import GraphContract, TensorSpec, gear_sizes
 from om_models.gears import model_gears
-from om_models.manifest import Gear, KvSpec, Manifest, OmFile
+from om_models.manifest import Gear, Manifest, OmFile
 from om_models.plan import Target
 from runtime_cache.errors import ConversionError
 
@@ -39,16 +40,17 @@ def atc_arguments(manifest: Manifest, om: OmFile, onnx_path: str, output: str) -
         output: path without the suffix, which ATC adds.
     """
     gears = model_gears(om.prefill, om.decode)
+    inputs = GraphContract.of(manifest).inputs
     arguments = [
         f"--framework={FRAMEWORK_ONNX}",
         f"--model={onnx_path}",
         f"--output={output}",
         "--input_format=ND",
-        f"--input_shape={input_shape(manifest.kv, gears)}",
+        f"--input_shape={input_shape(inputs, gears)}",
     ]
     # A single shape is compiled as it is: --dynamic_dims wants two gears at least (E10035).
     if len(gears) > 1:
-        arguments.append(f"--dynamic_dims={dynamic_dims(gears)}")
+        arguments.append(f"--dynamic_dims={dynamic_dims(inputs, gears)}")
     return [
         *arguments,
         f"--soc_version={manifest.soc_version}",
@@ -58,34 +60,19 @@ def atc_arguments(manifest: Manifest, om: OmFile, onnx_path: str, output: str) -
     ]
 
 
-def input_shape(kv: KvSpec, gears: Sequence[Gear]) -> str:
+def input_shape(inputs: Mapping[str, TensorSpec], gears: Sequence[Gear]) -> str:
     """`--input_shape`: -1 for what gears decide, or the numbers themselves for a single gear."""
-    if len(gears) == 1:
-        ids, positions, rows, mask, last = _free_dims(gears[0])
-    else:
-        ids, positions, rows, mask, last = [-1, -1], [-1, -1], [-1, -1], [-1, -1, -1], [-1]
-    pool_rows = kv.num_slots * 2 * kv.layers_per_group
-    shapes = {
-        "input_ids": ids,
-        "position_ids": positions,
-        "past_rows": rows,
-        "mask": [mask[0], 1, *mask[1:]],
-        "last": last,
-        **{f"kv_pool_{group}": [pool_rows, kv.row_elements] for group in range(kv.num_groups)},
-    }
-    return ";".join(f"{name}:{_joined(dims)}" for name, dims in shapes.items())
+    sizes = gear_sizes(gears[0]) if len(gears) == 1 else {}
+    return ";".join(
+        f"{name}:{_joined([sizes.get(d, -1) if isinstance(d, str) else d for d in spec.dims])}"
+        for name, spec in inputs.items()
+    )
 
 
-def dynamic_dims(gears: Sequence[Gear]) -> str:
+def dynamic_dims(inputs: Mapping[str, TensorSpec], gears: Sequence[Gear]) -> str:
     """`--dynamic_dims`: per gear a value for every -1, in input order."""
-    return ";".join(_joined([d for dims in _free_dims(gear) for d in dims]) for gear in gears)
-
-
-def _free_dims(gear: Gear) -> list[list[int]]:
-    """The dims that gears decide: ids, positions, past rows, mask (without its 1), last."""
-    batch, chunk, past = gear.batch, gear.chunk, gear.past
-    fed = [batch, chunk]
-    return [fed, fed, [batch, past], [batch, chunk, past + chunk], [batch]]
+    free = [dim for spec in inputs.values() for dim in spec.dims if isinstance(dim, str)]
+    return ";".join(_joined([gear_sizes(gear)[dim] for dim in free]) for gear in gears)
 
 
 def _joined(dims: Sequence[int]) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from om_models.contract import GraphContract
 from om_models.manifest import KvSpec
 from om_models.onnx_writer import ONNX_DTYPES, OnnxWriter, open_onnx
 from om_models.rope import rope_tables
@@ -77,7 +78,8 @@ class _LlamaGraph:
     def build(self, progress: Progress) -> None:
         """Emit the whole graph."""
         w, spec, kv = self._w, self._spec, self._options.kv
-        self._declare_inputs()
+        contract = GraphContract(kv, self._options.index_dtype, spec.vocab_size)
+        w.inputs(contract.inputs)
         embedding = w.weight(EMBEDDING, self._load(EMBEDDING))
         self._prepare_shared()
         hidden = w.op("Gather", embedding, "input_ids", axis=0)  # [B, S, hidden]
@@ -91,21 +93,7 @@ class _LlamaGraph:
                 new_kv.append(self._stack(new_rows))
                 new_rows = []
             progress(layer + 1, spec.num_layers)
-        w.output(self._logits(hidden, embedding), "logits", "float32", ["B", spec.vocab_size])
-        for group, value in enumerate(new_kv):
-            shape: list[str | int] = ["B", "S", 2 * kv.layers_per_group, kv.row_elements]
-            w.output(value, f"new_kv_{group}", kv.dtype, shape)
-
-    def _declare_inputs(self) -> None:
-        w, index, kv = self._w, self._options.index_dtype, self._options.kv
-        w.input("input_ids", index, ["B", "S"])
-        w.input("position_ids", index, ["B", "S"])
-        w.input("past_rows", index, ["B", "P"])
-        w.input("mask", self._options.dtype, ["B", 1, "S", "T"])
-        w.input("last", index, ["B"])
-        rows = kv.num_slots * 2 * kv.layers_per_group
-        for group in range(kv.num_groups):
-            w.input(f"kv_pool_{group}", kv.dtype, [rows, kv.row_elements])
+        w.outputs([self._logits(hidden, embedding), *new_kv], contract.outputs)
 
     def _prepare_shared(self) -> None:
         """cos, sin, their scaled twins for q, and the mask: once a graph, not once a layer."""

@@ -14,6 +14,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from om_models.contract import GraphContract
 from om_models.graph import GraphOptions, Progress
 from om_models.onnx_writer import ONNX_DTYPES, OnnxWriter, open_onnx
 from om_models.spec import ModelSpec
@@ -74,16 +75,9 @@ def byte_level_library(special_tokens: list[str]) -> tokenizers.Tokenizer:
 
 
 def _emit(w: OnnxWriter, options: GraphOptions) -> None:
-    index, kv = options.index_dtype, options.kv
-    rows = kv.num_slots * 2 * kv.layers_per_group
-    w.input("input_ids", index, ["B", "S"])
-    w.input("position_ids", index, ["B", "S"])
-    w.input("past_rows", index, ["B", "P"])
-    w.input("mask", kv.dtype, ["B", 1, "S", "T"])
-    w.input("last", index, ["B"])
-    w.input("kv_pool_0", kv.dtype, [rows, kv.row_elements])
-    w.output(_logits(w, options), "logits", "float32", ["B", NULL_SPEC.vocab_size])
-    w.output(_new_kv(w, kv.row_elements), "new_kv_0", kv.dtype, ["B", "S", 2, kv.row_elements])
+    contract = GraphContract(options.kv, options.index_dtype, NULL_SPEC.vocab_size)
+    w.inputs(contract.inputs)
+    w.outputs([_logits(w, options), _new_kv(w, options.kv.row_elements)], contract.outputs)
 
 
 def _logits(w: OnnxWriter, options: GraphOptions) -> str:

@@ -7,7 +7,7 @@ Knows nothing of Llama. Weights go to one external data file, one tensor at a ti
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from om_models.contract import TensorSpec
 from om_models.weights import Array
 
 #: One opset import, the newest that ATC registers for every op used (docs/kernels.md).
@@ -56,19 +57,19 @@ class OnnxWriter:
         yield
         self._scope = outer
 
-    def input(self, name: str, dtype: str, shape: Sequence[str | int]) -> str:
-        """Declare a model input; dimensions given as strings are free."""
-        self._inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape))
-        return name
+    def inputs(self, specs: Mapping[str, TensorSpec]) -> None:
+        """Declare the model's inputs; dims that are letters are free."""
+        self._inputs += [_value_info(name, spec) for name, spec in specs.items()]
 
-    def output(self, value: str, name: str, dtype: str, shape: Sequence[str | int]) -> None:
-        """Declare `value`, which no node consumes, a model output under `name`."""
-        # No Identity node: the value itself is renamed.
-        for node in reversed(self._nodes):
-            if value in node.output:
-                node.output[list(node.output).index(value)] = name
-                break
-        self._outputs.append(helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape))
+    def outputs(self, values: Sequence[str], specs: Mapping[str, TensorSpec]) -> None:
+        """Declare the values, which no node consumes, the model's outputs under these names."""
+        for value, (name, spec) in zip(values, specs.items(), strict=True):
+            # No Identity node: the value itself is renamed.
+            for node in reversed(self._nodes):
+                if value in node.output:
+                    node.output[list(node.output).index(value)] = name
+                    break
+            self._outputs.append(_value_info(name, spec))
 
     def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Add a node with one output; returns the output's name."""
@@ -144,6 +145,10 @@ def open_onnx(onnx_path: Path) -> Iterator[OnnxWriter]:
         writer = OnnxWriter(data_path.name, data_file)
         yield writer
     onnx_path.write_bytes(writer.model().SerializeToString())
+
+
+def _value_info(name: str, spec: TensorSpec) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, ONNX_DTYPES[spec.dtype], spec.dims)
 
 
 def _tensor_digest(value: Array) -> str:

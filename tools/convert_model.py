@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -171,8 +172,8 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
 
 def _decisions(plan: Plan, spec_name: str) -> dict[str, str]:
     kv = plan.kv
-    item_bytes = 4 if kv.dtype == "float32" else 2
-    token_bytes = 2 * kv.num_groups * kv.layers_per_group * kv.row_elements * item_bytes
+    row_bytes = kv.row_elements * np.dtype(kv.dtype).itemsize
+    token_bytes = 2 * kv.num_groups * kv.layers_per_group * row_bytes
     return {
         "model": spec_name,
         "target": f"{plan.target}, SoC {plan.soc_version}",

@@ -2,20 +2,20 @@
 
 The pool is cut into equal groups of layers. Within a group the KV of one token is contiguous:
 `2 * layers_per_group` rows (K, V, K, V, ...) of `row_elements` elements, so a run of slots is one
-copy. Each group is a sub-range of one allocation and a model input of its own (DESIGN 2.1).
+copy. Each group is a sub-range of one allocation and a model input of its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from om_models.manifest import KvSpec
 from runtime_cache.errors import BundleError, ConfigError, InternalError
 
 #: Both ends of an asynchronous copy start on this boundary [bytes].
 ALIGNMENT_BYTES = 64
-
-_ELEMENT_BYTES = {"float16": 2, "float32": 4}
 
 
 def sub_range_stride(num_bytes: int) -> int:
@@ -52,7 +52,7 @@ class KvLayout:
     block_size: int
 
     def __post_init__(self) -> None:
-        if self.dtype not in _ELEMENT_BYTES:
+        if self.dtype not in ("float16", "float32"):
             raise BundleError(f"KV dtype is {self.dtype!r}; known are float16 and float32")
         if min(self.num_groups, self.layers_per_group, self.row_elements) < 1:
             raise BundleError("KV groups, layers per group and row elements must be at least 1")
@@ -104,7 +104,7 @@ class KvLayout:
     @property
     def row_bytes(self) -> int:
         """Bytes of one pool row; a multiple of 64."""
-        return self.row_elements * _ELEMENT_BYTES[self.dtype]
+        return self.row_elements * np.dtype(self.dtype).itemsize
 
     @property
     def group_token_bytes(self) -> int:

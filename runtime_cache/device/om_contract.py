@@ -1,21 +1,14 @@
-"""The inputs and outputs a bundle's `.om` must have, and the check of what it has. Pure.
-
-The contract is in `docs/design.md`; the manifest gives its numbers.
-"""
+"""What a loaded `.om` says of itself, and the check that it keeps its bundle's contract. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
-from om_models.manifest import Gear, Manifest
+from om_models.contract import GraphContract, TensorSpec
+from om_models.manifest import Gear
 from runtime_cache.device.acl_api import GEAR_INPUT, DataType
-from runtime_cache.device.kv_layout import KvLayout
 from runtime_cache.errors import BundleError
-
-#: The inputs written anew for every step; the others are the pool and the gear.
-STEP_INPUTS = ("input_ids", "position_ids", "past_rows", "mask", "last")
 
 _DATA_TYPES = {
     "float32": DataType.FLOAT,
@@ -24,7 +17,6 @@ _DATA_TYPES = {
     "int64": DataType.INT64,
 }
 _NAMES = {int(data_type): name for name, data_type in _DATA_TYPES.items()}
-_ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4, "int64": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,68 +60,7 @@ class OmDesc:
         return tuple(tensor.name.rpartition(":")[2] for tensor in self.outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """What one input or output must be in one gear."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the gear's data."""
-        return prod(self.shape) * _ITEM_BYTES[self.dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class OmContract:
-    """The contract of one bundle, in numbers.
-
-    Attributes:
-        index_dtype: of ids, positions, rows.
-    """
-
-    layout: KvLayout
-    index_dtype: str
-    vocab_size: int
-
-    @classmethod
-    def of(cls, manifest: Manifest, layout: KvLayout) -> OmContract:
-        """The contract that the manifest's numbers make."""
-        return cls(layout, manifest.index_dtype, manifest.model.vocab_size)
-
-    def inputs(self, gear: Gear) -> dict[str, TensorSpec]:
-        """Every input but the gear input, in the contract's order."""
-        index, layout = self.index_dtype, self.layout
-        batch, chunk, past = gear.batch, gear.chunk, gear.past
-        pool = TensorSpec(layout.dtype, (layout.rows_per_group, layout.row_elements))
-        return {
-            "input_ids": TensorSpec(index, (batch, chunk)),
-            "position_ids": TensorSpec(index, (batch, chunk)),
-            "past_rows": TensorSpec(index, (batch, past)),
-            "mask": TensorSpec(layout.dtype, (batch, 1, chunk, past + chunk)),
-            "last": TensorSpec(index, (batch,)),
-            **{f"kv_pool_{group}": pool for group in range(layout.num_groups)},
-        }
-
-    def outputs(self, gear: Gear) -> dict[str, TensorSpec]:
-        """Every output, in the contract's order."""
-        layout = self.layout
-        new_kv = TensorSpec(
-            layout.dtype, (gear.batch, gear.chunk, layout.rows_per_slot, layout.row_elements)
-        )
-        return {
-            "logits": TensorSpec("float32", (gear.batch, self.vocab_size)),
-            **{f"new_kv_{group}": new_kv for group in range(layout.num_groups)},
-        }
-
-    def gear_dims(self, gear: Gear, input_names: Iterable[str]) -> tuple[int, ...]:
-        """All inputs' dims one after the other, in the model's order, as gears are named."""
-        specs = self.inputs(gear)
-        return tuple(dim for name in input_names if name in specs for dim in specs[name].shape)
-
-
-def check_desc(path: str, desc: OmDesc, contract: OmContract, gears: Sequence[Gear]) -> None:
+def check_desc(path: str, desc: OmDesc, contract: GraphContract, gears: Sequence[Gear]) -> None:
     """Checks that an `.om` is the one its manifest describes.
 
     Args:
@@ -139,18 +70,17 @@ def check_desc(path: str, desc: OmDesc, contract: OmContract, gears: Sequence[Ge
     Raises:
         BundleError: the first difference, in words.
     """
-    inputs = [contract.inputs(gear) for gear in gears]
-    outputs = [contract.outputs(gear) for gear in gears]
+    inputs, outputs = contract.inputs, contract.outputs
     gear_input = {GEAR_INPUT} if desc.gears else set()
-    _check_names(f"{path}: the inputs", desc.input_names, set(inputs[0]) | gear_input)
-    _check_names(f"{path}: the outputs", desc.output_names, set(outputs[0]))
+    _check_names(f"{path}: the inputs", desc.input_names, set(inputs) | gear_input)
+    _check_names(f"{path}: the outputs", desc.output_names, set(outputs))
     for name, tensor in zip(desc.input_names, desc.inputs, strict=True):
         if name != GEAR_INPUT:
-            _check_tensor(f"{path}: input {name!r}", tensor, [spec[name] for spec in inputs])
+            _check_tensor(f"{path}: input {name!r}", tensor, inputs[name], gears)
     for name, tensor in zip(desc.output_names, desc.outputs, strict=True):
-        _check_tensor(f"{path}: output {name!r}", tensor, [spec[name] for spec in outputs])
+        _check_tensor(f"{path}: output {name!r}", tensor, outputs[name], gears)
     _check_gears(path, desc, contract, gears)
-    _check_pool_bytes(path, desc, contract.layout)
+    _check_pool_bytes(path, desc, inputs, gears[0])
 
 
 def _check_names(what: str, found: tuple[str, ...], expected: set[str]) -> None:
@@ -166,19 +96,17 @@ def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def _check_tensor(what: str, tensor: TensorDesc, specs: Sequence[TensorSpec]) -> None:
-    """`specs` has one entry per gear; they differ in shape alone."""
-    dtype = specs[0].dtype
-    if tensor.data_type != _DATA_TYPES[dtype]:
+def _check_tensor(what: str, tensor: TensorDesc, spec: TensorSpec, gears: Sequence[Gear]) -> None:
+    if tensor.data_type != _DATA_TYPES[spec.dtype]:
         found = _NAMES.get(tensor.data_type, f"aclDataType {tensor.data_type}")
-        raise BundleError(f"{what} is {found}; the manifest says {dtype}")
-    expected = _common_dims([spec.shape for spec in specs])
+        raise BundleError(f"{what} is {found}; the manifest says {spec.dtype}")
+    expected = _common_dims([spec.shape(gear) for gear in gears])
     if not _agree(tensor.dims, expected):
         raise BundleError(
             f"{what} has shape {list(tensor.dims)}; the manifest says {list(expected)}"
             " (-1: differs between gears)"
         )
-    num_bytes = max(spec.num_bytes for spec in specs)
+    num_bytes = max(spec.num_bytes(gear) for gear in gears)
     if tensor.num_bytes < num_bytes:
         raise BundleError(
             f"{what} has room for {tensor.num_bytes} bytes; the largest gear takes {num_bytes}"
@@ -196,7 +124,7 @@ def _agree(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     )
 
 
-def _check_gears(path: str, desc: OmDesc, contract: OmContract, gears: Sequence[Gear]) -> None:
+def _check_gears(path: str, desc: OmDesc, contract: GraphContract, gears: Sequence[Gear]) -> None:
     if not desc.gears and len(gears) > 1:
         raise BundleError(f"{path}: has one fixed shape; the manifest lists {len(gears)} gears")
     for gear in gears:
@@ -207,10 +135,15 @@ def _check_gears(path: str, desc: OmDesc, contract: OmContract, gears: Sequence[
             )
 
 
-def _check_pool_bytes(path: str, desc: OmDesc, layout: KvLayout) -> None:
+def _check_pool_bytes(
+    path: str, desc: OmDesc, inputs: Mapping[str, TensorSpec], gear: Gear
+) -> None:
+    """The pool is as large as compiled, in every gear."""
     for tensor in desc.inputs:
-        if tensor.name.startswith("kv_pool_") and tensor.num_bytes != layout.group_bytes:
-            raise BundleError(
-                f"{path}: input {tensor.name!r} takes {tensor.num_bytes} bytes; the manifest's"
-                f" pool gives it {layout.group_bytes}"
-            )
+        if tensor.name.startswith("kv_pool_"):
+            num_bytes = inputs[tensor.name].num_bytes(gear)
+            if tensor.num_bytes != num_bytes:
+                raise BundleError(
+                    f"{path}: input {tensor.name!r} takes {tensor.num_bytes} bytes; the manifest's"
+                    f" pool gives it {num_bytes}"
+                )

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy.typing as npt
 
+from om_models.contract import GraphContract
 from om_models.manifest import Gear, OmFile
 from runtime_cache.device.acl_api import GEAR_INPUT, Dims
 from runtime_cache.device.acl_codes import check
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.kv_pool import KvPool
-from runtime_cache.device.om_contract import STEP_INPUTS, OmContract, OmDesc, check_desc
+from runtime_cache.device.om_contract import OmDesc, check_desc
 from runtime_cache.device.om_desc import read_desc
 from runtime_cache.device.staging import InputStaging, OutputStaging, pack
 from runtime_cache.device.teardown import Teardown
@@ -31,7 +32,7 @@ class LoadedGear:
 
     Attributes:
         dataset: input dataset handle; its selector says this gear.
-        inputs: host arrays of `STEP_INPUTS` in this gear's shapes, over the pinned buffer.
+        inputs: host arrays of the step inputs in this gear's shapes, over the pinned buffer.
         upload_bytes: what one copy takes to the device.
     """
 
@@ -49,7 +50,7 @@ class OmModel:
     """
 
     def __init__(
-        self, device: AclDevice, path: Path, om: OmFile, contract: OmContract, pool: KvPool
+        self, device: AclDevice, path: Path, om: OmFile, contract: GraphContract, pool: KvPool
     ) -> None:
         """Loads the file, checks it, makes the buffers and the datasets.
 
@@ -110,8 +111,9 @@ class OmModel:
         self._teardown.push(lambda: check("acl.mdl.unload", acl.mdl.unload(model_id), acl))
         return model_id
 
-    def _make_staging(self, desc: OmDesc, contract: OmContract, gears: tuple[Gear, ...]) -> None:
-        sizes = [tensor.num_bytes for tensor in desc.inputs if tensor.name in STEP_INPUTS]
+    def _make_staging(self, desc: OmDesc, contract: GraphContract, gears: tuple[Gear, ...]) -> None:
+        step_inputs = contract.step_inputs
+        sizes = [tensor.num_bytes for tensor in desc.inputs if tensor.name in step_inputs]
         self._inputs = InputStaging(self._device, sizes)
         self._teardown.push(self._inputs.close)
         logits_shape = (max(gear.batch for gear in gears), contract.vocab_size)
@@ -123,7 +125,7 @@ class OmModel:
         self._teardown.push(self.outputs.close)
 
     def _load_gears(
-        self, desc: OmDesc, contract: OmContract, gears: tuple[Gear, ...], pool: KvPool
+        self, desc: OmDesc, contract: GraphContract, gears: tuple[Gear, ...], pool: KvPool
     ) -> dict[Gear, LoadedGear]:
         selectors = self._make_selectors(desc, len(gears))
         return {
@@ -142,11 +144,11 @@ class OmModel:
         return [base + offset for offset in packing.offsets]
 
     def _load_gear(
-        self, desc: OmDesc, contract: OmContract, gear: Gear, pool: KvPool, selector: int
+        self, desc: OmDesc, contract: GraphContract, gear: Gear, pool: KvPool, selector: int
     ) -> LoadedGear:
-        specs = contract.inputs(gear)
-        staged = [name for name in desc.input_names if name in STEP_INPUTS]
-        packing = pack([specs[name].num_bytes for name in staged])
+        specs = contract.step_inputs
+        staged = [name for name in desc.input_names if name in specs]
+        packing = pack([specs[name].num_bytes(gear) for name in staged])
         offsets = dict(zip(staged, packing.offsets, strict=True))
         ptrs = {name: self._inputs.device_ptr + offset for name, offset in offsets.items()}
         ptrs |= {
@@ -160,7 +162,7 @@ class OmModel:
         return LoadedGear(
             dataset=dataset,
             inputs={
-                name: host.array(offsets[name], specs[name].shape, specs[name].dtype)
+                name: host.array(offsets[name], specs[name].shape(gear), specs[name].dtype)
                 for name in staged
             },
             upload_bytes=packing.num_bytes,

@@ -14,12 +14,12 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from om_models.contract import GraphContract
 from om_models.manifest import Gear, Manifest
 from runtime_cache.device.acl_codes import STREAM_SYNC_TIMEOUT
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.kv_layout import KvLayout
 from runtime_cache.device.kv_pool import KvPool
-from runtime_cache.device.om_contract import OmContract
 from runtime_cache.device.om_model import LoadedGear, OmModel
 from runtime_cache.device.teardown import Teardown
 from runtime_cache.engine.batch import InputViews, StepBatch, check_batch, write_inputs
@@ -164,7 +164,7 @@ class Executor:
     def _load(self, manifest: Manifest, bundle_dir: Path) -> None:
         self._pool = KvPool(self._device, self.layout)
         self._teardown.push(self._pool.close)
-        contract = OmContract.of(manifest, self.layout)
+        contract = GraphContract.of(manifest)
         for om in manifest.oms:
             if not om.prefill and not om.decode:
                 raise BundleError(f"{om.path}: the manifest lists no gears for it")

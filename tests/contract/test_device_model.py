@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from om_models.contract import GraphContract
 from om_models.manifest import Gear
 from runtime_cache.device.acl_api import ALL_INPUTS, GEAR_INPUT, DataType, Dims
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.kv_layout import KvLayout
-from runtime_cache.device.om_contract import OmContract
 from runtime_cache.device.om_desc import read_desc
 from tests.support.devices import DEVICES, opened
 from tests.support.sum_model import (
@@ -29,8 +29,8 @@ from tests.support.sum_model import (
 
 MODEL = SumModel()
 LAYOUT = KvLayout.from_spec(MODEL.manifest().kv, 4)
-CONTRACT = OmContract.of(MODEL.manifest(), LAYOUT)
-NAMES = list(CONTRACT.inputs(PREFILL[0]))
+CONTRACT = GraphContract.of(MODEL.manifest())
+NAMES = list(CONTRACT.inputs)
 GEARS = PREFILL + DECODE
 TIMEOUT_MS = 60_000
 

@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from om_models.manifest import Gear
+from om_models.contract import GraphContract
+from om_models.manifest import Gear, KvSpec
 from runtime_cache.device.acl_api import GEAR_INPUT, DataType
-from runtime_cache.device.kv_layout import KvLayout
-from runtime_cache.device.om_contract import OmContract, OmDesc, TensorDesc, check_desc
+from runtime_cache.device.om_contract import OmDesc, TensorDesc, check_desc
 from runtime_cache.errors import BundleError
 
-LAYOUT = KvLayout(
-    num_slots=8, num_groups=2, layers_per_group=1, row_elements=32, dtype="float16", block_size=4
-)
-CONTRACT = OmContract(LAYOUT, index_dtype="int32", vocab_size=10)
+KV = KvSpec(num_slots=8, num_groups=2, layers_per_group=1, row_elements=32, dtype="float16")
+CONTRACT = GraphContract(KV, index_dtype="int32", vocab_size=10)
 GEARS = (Gear(1, 4, 8), Gear(2, 1, 8))
 POOL = TensorDesc("kv_pool_0", DataType.FLOAT16, (16, 32), 1024)
 
@@ -62,8 +60,8 @@ def with_output(index: int, /, **changes: Any) -> OmDesc:
 
 
 def test_shapes_of_a_gear() -> None:
-    inputs = CONTRACT.inputs(Gear(2, 3, 5))
-    assert {name: (spec.dtype, spec.shape) for name, spec in inputs.items()} == {
+    gear = Gear(2, 3, 5)
+    assert {name: (t.dtype, t.shape(gear)) for name, t in CONTRACT.inputs.items()} == {
         "input_ids": ("int32", (2, 3)),
         "position_ids": ("int32", (2, 3)),
         "past_rows": ("int32", (2, 5)),
@@ -72,14 +70,14 @@ def test_shapes_of_a_gear() -> None:
         "kv_pool_0": ("float16", (16, 32)),
         "kv_pool_1": ("float16", (16, 32)),
     }
-    outputs = CONTRACT.outputs(Gear(2, 3, 5))
-    assert {name: (spec.dtype, spec.shape) for name, spec in outputs.items()} == {
+    assert {name: (t.dtype, t.shape(gear)) for name, t in CONTRACT.outputs.items()} == {
         "logits": ("float32", (2, 10)),
         "new_kv_0": ("float16", (2, 3, 2, 32)),
         "new_kv_1": ("float16", (2, 3, 2, 32)),
     }
-    assert inputs["mask"].num_bytes == 96
-    assert outputs["logits"].num_bytes == 80
+    assert CONTRACT.inputs["mask"].num_bytes(gear) == 96
+    assert CONTRACT.outputs["logits"].num_bytes(gear) == 80
+    assert list(CONTRACT.inputs)[:5] == list(CONTRACT.step_inputs)
 
 
 def test_the_model_of_the_manifest_passes() -> None:
@@ -104,8 +102,9 @@ def test_inputs_and_outputs_may_come_in_any_order() -> None:
 
 def test_a_model_of_one_fixed_shape_has_no_gear_input() -> None:
     desc = good_desc()
-    shapes = CONTRACT.inputs(GEARS[0])
-    fixed = tuple(replace(t, dims=shapes[t.name].shape) for t in desc.inputs[:-1])
+    fixed = tuple(
+        replace(t, dims=CONTRACT.inputs[t.name].shape(GEARS[0])) for t in desc.inputs[:-1]
+    )
     outputs = (replace(desc.outputs[0], dims=(1, 10)), *desc.outputs[1:])
     one_shape = OmDesc(inputs=fixed, outputs=outputs, gears=())
     check_desc("model.om", one_shape, CONTRACT, GEARS[:1])
