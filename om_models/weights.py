@@ -1,4 +1,4 @@
-"""Where weights come from, under which names, and what shapes they must have.
+"""Where weights come from, under which names, and what shapes they must have. Pure.
 
 Names are those of Hugging Face `LlamaForCausalLM`; every source translates to them. Files are read
 in `safetensors_source` and `gguf_source`.

@@ -1,6 +1,7 @@
 """Finds the `acl` module that a device's name asks for. By name alone: nothing stands in for it.
 
-The only file that imports the vendor's module or the software device.
+The only file that imports the vendor's module, and the only one that hands out the software device;
+beside it, `om_models.atc` asks the software device's compiler which SoCs it knows.
 """
 
 from __future__ import annotations
