@@ -211,7 +211,7 @@ def test_no_room_for_the_pool_leaves_nothing(sum_bundles: dict[SumModel, Path]) 
         manifest, kv=msgspec.structs.replace(manifest.kv, num_slots=1 << 20)
     )
     with opened(memory_bytes=400 << 20) as device:
-        with pytest.raises(OutOfDeviceMemory, match="acl.rt.malloc failed: 207001"):
+        with pytest.raises(OutOfDeviceMemory, match=r"acl.rt.malloc failed: 207001"):
             Executor.open(device, large, sum_bundles[model], block_size=BLOCK)
         assert num_leaked() == 0
 
