@@ -353,7 +353,8 @@ class Usage(Struct, frozen=True):
     Attributes:
         prompt_tokens: tokens of the prompt, a registered prefix before it included.
         cached_tokens: those of them whose KV came from the cache.
-        prefilled_tokens: tokens computed for the prompt.
+        prefilled_tokens: tokens computed before the answer could begin, or go on: those of the
+            prompt, and again what was lost if the request had to make room for others.
         completion_tokens: answer tokens.
     """
 
@@ -505,11 +506,12 @@ class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One prefix in the cache: a chain of blocks from the first token on.
 
     Attributes:
-        digest: of its last block's chain [hexadecimal].
+        digest: of its last block's chain [hexadecimal]; empty if it is shorter than a block, so
+            that nothing of it is kept.
         num_tokens: its length [tokens].
         num_blocks: blocks it occupies, shared ones included.
         num_bytes: device memory of those blocks [bytes].
-        hits: how often a request reused it.
+        hits: how often a request reused it or a beginning of it.
         age_s: since it was first committed [seconds].
         idle_s: since it was last used [seconds].
         in_use: a live request holds it; a registration alone does not count here (`prefix_id`

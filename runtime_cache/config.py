@@ -381,7 +381,8 @@ def _convert(option: Option, given: _Given, into: dict[str, Any], faults: list[s
         if isinstance(value := into[option.key], float) and not math.isfinite(value):
             raise msgspec.ValidationError("Expected a finite number")
     except msgspec.ValidationError as error:
-        faults.append(f"{given.place}: {option.path} = {value!r}: {error}")
+        reason = str(error).replace("| null", "or empty")
+        faults.append(f"{given.place}: {option.path} = {value!r}: {reason}")
 
 
 def _build(values: Mapping[str, Mapping[str, Any]]) -> Config:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+import msgspec
 
 from ipc import messages as wire
 from ipc.server import Role, Server
@@ -86,15 +87,15 @@ class DaemonFacts:
                 "model": runtime.manifest.name,
             },
             "pool": self._pool(snapshot),
-            "cache": asdict(snapshot.cache),
+            "cache": _plain(snapshot.cache),
             "engine": {
                 "num_waiting": snapshot.num_waiting,
                 "num_running": snapshot.num_running,
                 "is_draining": snapshot.is_draining,
-                **asdict(snapshot.engine),
+                **_plain(snapshot.engine),
             },
-            "device": {role: asdict(c) for role, c in runtime.executor.counters.items()},
-            "ipc": {role: _server(server) for role, server in self._servers.items()},
+            "device": {role: _plain(c) for role, c in runtime.executor.counters.items()},
+            "ipc": {role: _plain(server.counters) for role, server in self._servers.items()},
         }
 
     def _uptime_s(self) -> float:
@@ -127,9 +128,10 @@ class DaemonFacts:
         )
 
 
-def _server(server: Server) -> dict[str, Any]:
-    counters = server.counters
-    return asdict(counters) | {"refused": dict(counters.refused)}
+def _plain(counters: object) -> dict[str, Any]:
+    """Counters as the wire can carry them (`dataclasses.asdict` spoils a Counter)."""
+    plain: dict[str, Any] = msgspec.to_builtins(counters)
+    return plain
 
 
 def _versions() -> dict[str, str]:

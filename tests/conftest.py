@@ -35,3 +35,17 @@ def smollm2_bundle() -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         return ROOT / ensure_bundle(Console(file=io.StringIO()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tokens were compared, and how many were ties: those are never hidden."""
+    counts = {"equal_tokens": 0, "ties_within_the_bound": 0}
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name in counts and isinstance(value, int):
+                counts[name] += value
+    if counts["equal_tokens"]:
+        terminalreporter.write_line(
+            f"greedy tokens compared: {counts['equal_tokens']} equal, "
+            f"{counts['ties_within_the_bound']} ties within the stated bounds"
+        )

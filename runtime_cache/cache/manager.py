@@ -242,7 +242,7 @@ class CacheManager:
         for block in blocks:
             self.pool.hold(block)
         self.unregister(prefix_id)
-        registration = Registration(prefix_id, len(blocks) * self.block_size, blocks)
+        registration = Registration(prefix_id, len(blocks) * self.block_size, blocks, self.now_s)
         self._registrations[prefix_id] = registration
         return registration
 
@@ -280,7 +280,10 @@ class CacheManager:
         return Evicted(num_evicted, len(self.index) - self.num_evictable)
 
     def entries(self) -> list[CacheEntry]:
-        """The cached prefixes that nothing continues or that are registered; last used first."""
+        """The cached prefixes that nothing continues or that are registered; last used first.
+
+        Registered ones that are shorter than a block, of which nothing is kept, come last.
+        """
         ids_by_block: dict[BlockId, list[PrefixId]] = {}
         num_registered: Counter[BlockId] = Counter()
         for registration in self._registrations.values():
@@ -289,10 +292,11 @@ class CacheManager:
                 ids_by_block.setdefault(registration.blocks[-1], []).append(registration.prefix_id)
         nodes = [n for n in self.index if n.num_children == 0 or n.block in ids_by_block]
         nodes.sort(key=lambda node: node.last_used_s, reverse=True)
-        return [
+        entries = [
             self._entry(n, num_registered[n.block], tuple(ids_by_block.get(n.block, ())))
             for n in nodes
         ]
+        return entries + [_empty_entry(r) for r in self._registrations.values() if not r.blocks]
 
     def _entry(
         self, node: PrefixNode, num_registered: int, prefix_ids: tuple[PrefixId, ...]
@@ -302,7 +306,7 @@ class CacheManager:
             num_tokens=node.num_blocks * self.block_size,
             num_blocks=node.num_blocks,
             num_requests=self.pool.num_holds(node.block) - num_registered,
-            num_hits=node.num_hits,
+            num_hits=node.first.num_hits,
             created_s=node.created_s,
             last_used_s=node.last_used_s,
             prefix_ids=prefix_ids,
@@ -370,3 +374,16 @@ class CacheManager:
         for _ in range(num_blocks):
             self.pool.free(self.index.evict_oldest().block)
             self.counters.evicted_blocks += 1
+
+
+def _empty_entry(registration: Registration) -> CacheEntry:
+    return CacheEntry(
+        digest="",
+        num_tokens=0,
+        num_blocks=0,
+        num_requests=0,
+        num_hits=0,
+        created_s=registration.created_s,
+        last_used_s=registration.created_s,
+        prefix_ids=(registration.prefix_id,),
+    )

@@ -44,6 +44,14 @@ class PrefixNode:
     num_children: int = 0
     num_hits: int = 0
 
+    @property
+    def first(self) -> PrefixNode:
+        """The first block of the prefix that ends here."""
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
     def is_same(self, key: BlockKey, parent: PrefixNode | None) -> bool:
         """Whether this node really holds `key` after `parent`.
 

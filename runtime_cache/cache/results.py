@@ -32,12 +32,14 @@ class Registration(NamedTuple):
 
     Attributes:
         num_tokens: tokens that are kept: those in its full blocks.
-        blocks: the held blocks, first block first.
+        blocks: the held blocks, first block first; none if it is shorter than a block.
+        created_s: when it was registered, on the clock of the engine's events.
     """
 
     prefix_id: PrefixId
     num_tokens: int
     blocks: tuple[BlockId, ...]
+    created_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class CacheEntry:
     Attributes:
         digest: chain digest of its last block (hexadecimal).
         num_requests: live requests that hold its last block.
-        num_hits: admissions that reused its last block.
+        num_hits: admissions that reused it or a beginning of it.
         created_s: when its last block was committed, on the clock of the engine's events.
         last_used_s: when it was last reused, or committed.
         prefix_ids: the registrations that end here.

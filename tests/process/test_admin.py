@@ -55,6 +55,41 @@ def prompt_file(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_stats_after_a_cancel_say_why(cold: DaemonProcess):
+    with Client(cold.endpoint) as client:
+        stream = client.generate("abc", temperature=0, ignore_eos=True)
+        next(iter(stream))  # leaving the loop cancels
+        client.ping()
+    by_reason = {"cancelled": 1, "cancelled_by": {"client": 1}}
+    for encoding in ("json", "msgpack"):
+        with Client(cold.admin_endpoint, encoding=encoding) as admin_client:
+            engine = admin_client.stats()["engine"]
+            assert {name: engine[name] for name in by_reason} == by_reason
+    assert reply(cold, "stats")["engine"]["cancelled_by"] == {"client": 1}
+    assert "cancelled_by.client" in admin(cold, "stats").out
+
+
+def test_a_prefix_below_a_block_is_shown(cold: DaemonProcess, tmp_path: Path):
+    path = tmp_path / "short.txt"
+    path.write_text("short")
+    ended = admin(cold, "register", str(path))
+    assert "5 tokens" in ended.out
+    assert "that is less than a block, so nothing is kept" in ended.out
+    (entry,) = reply(cold, "list")["entries"]
+    assert (entry["digest"], entry["num_tokens"], entry["num_bytes"]) == ("", 0, 0)
+    assert "below a block" in admin(cold, "list").out
+    assert reply(cold, "release", entry["prefix_id"]) == {"prefix_id": entry["prefix_id"]}
+
+
+def test_hits_of_a_shared_beginning_are_seen(cold: DaemonProcess):
+    with Client(cold.endpoint) as client:
+        for end in ("a", "b", "c"):
+            prompt = PREFIX + end * 100
+            client.generate(prompt, max_tokens=1, temperature=0, ignore_eos=True).result()
+    entries = reply(cold, "list")["entries"]
+    assert [(entry["num_tokens"], entry["hits"]) for entry in entries] == [(256, 2)] * 3
+
+
 def test_register_list_release_evict(cold: DaemonProcess, prompt_file: str):
     registered = reply(cold, "register", prompt_file)
     prefix_id = registered.pop("prefix_id")

@@ -204,7 +204,7 @@ def test_the_script_of_the_software_device_runs_its_compiler(checkpoint: Path, t
     export_only(str(checkpoint), export, TINY_OPTIONS, Silent())
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(["sh", export / "atc.sh"], env={**os.environ, "PATH": path}, check=True)

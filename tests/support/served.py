@@ -88,10 +88,9 @@ class Comparison:
             assert abs(one.logprob - other.logprob) <= 2 * self._bound
 
     def report(self, record_property: Any) -> None:
-        """Put the counts into the test's report."""
+        """Put the counts into the test's report; `conftest` adds them up at the end of the run."""
         record_property("equal_tokens", self.num_equal)
         record_property("ties_within_the_bound", self.num_ties)
-        print(f"{self.num_equal} tokens equal, {self.num_ties} ties within the bound")
 
 
 class Ear:

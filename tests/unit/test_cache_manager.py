@@ -322,7 +322,7 @@ def register(cache: CacheManager, prefix_id: PrefixId, tokens: range) -> None:
 def test_a_registered_prefix_is_never_evicted(make_cache: MakeCache) -> None:
     cache = make_cache(6)
     register(cache, P1, range(9))
-    assert cache.registrations() == [(P1, 8, (1, 2))]
+    assert [r[:3] for r in cache.registrations()] == [(P1, 8, (1, 2))]
     assert gauges(cache) == (2, 0, 3)
     assert cache.evict() == (0, 2)
     assert admit(cache, range(20, 33)) is None
@@ -334,7 +334,7 @@ def test_a_released_prefix_stays_cached_until_evicted(make_cache: MakeCache) -> 
     register(cache, P1, range(9))
     assert cache.unregister(P1)
     assert not cache.unregister(P1)
-    assert cache.registrations() == []
+    assert [r[:3] for r in cache.registrations()] == []
     assert parked_blocks(cache) == [2, 1]
 
 
@@ -353,14 +353,16 @@ def test_registering_other_tokens_replaces(make_cache: MakeCache) -> None:
     cache = make_cache(8)
     register(cache, P1, range(5))
     register(cache, P1, range(20, 25))
-    assert cache.registrations() == [(P1, 4, (3,))]
+    assert [r[:3] for r in cache.registrations()] == [(P1, 4, (3,))]
     assert parked_blocks(cache) == [1]
 
 
 def test_a_prefix_shorter_than_a_block_keeps_nothing(make_cache: MakeCache) -> None:
     cache = make_cache(4)
+    cache.now_s = 5.0
     register(cache, P1, range(3))
-    assert cache.registrations() == [(P1, 0, ())]
+    assert cache.registrations() == [(P1, 0, (), 5.0)]
+    assert cache.entries() == [CacheEntry("", 0, 0, 0, 0, 5.0, 5.0, (P1,))]
     assert gauges(cache) == (0, 0, 3)
     assert cache.unregister(P1)
 
@@ -385,7 +387,7 @@ def test_a_replaced_registration_does_not_count_twice(make_cache: MakeCache) -> 
     assert cache.max_registered_blocks == 2
     register(cache, P1, range(9))
     register(cache, P1, range(20, 29))
-    assert cache.registrations() == [(P1, 8, (4, 5))]
+    assert [r[:3] for r in cache.registrations()] == [(P1, 8, (4, 5))]
 
 
 def test_entries_show_leaves_and_registered_prefixes(make_cache: MakeCache) -> None:
@@ -403,7 +405,7 @@ def test_entries_show_leaves_and_registered_prefixes(make_cache: MakeCache) -> N
         CacheEntry(
             digests[0], 4, 1, 0, num_hits=1, created_s=1.0, last_used_s=2.0, prefix_ids=(P1,)
         ),
-        CacheEntry(digests[1], 8, 2, 0, num_hits=0, created_s=2.0, last_used_s=2.0, prefix_ids=()),
+        CacheEntry(digests[1], 8, 2, 0, num_hits=1, created_s=2.0, last_used_s=2.0, prefix_ids=()),
     ]
 
 

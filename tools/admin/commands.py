@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ipc.command_line import flatten, read_text
+from ipc.messages import Entry
 from ipc.sync_client import Client
 
 
@@ -51,10 +52,9 @@ class List:
         for name in ("tokens", "MiB", "hits", "idle s"):
             table.add_column(name, justify="right")
         for entry in reply.entries:
-            state = "in use" if entry.in_use else "cached"
             table.add_row(
                 entry.prefix_id or entry.digest[:16],
-                f"{state}, kept" if entry.prefix_id else state,
+                _state(entry),
                 str(entry.num_tokens),
                 f"{entry.num_bytes / 1024**2:.1f}",
                 str(entry.hits),
@@ -66,6 +66,13 @@ class List:
             soft_wrap=True,
         )
         return plain(reply)
+
+
+def _state(entry: Entry) -> str:
+    if not entry.num_blocks:
+        return "below a block"
+    state = "in use" if entry.in_use else "cached"
+    return f"{state}, kept" if entry.prefix_id else state
 
 
 class Evict:
@@ -134,9 +141,12 @@ class Register:
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
         reply = client.register(read_text(args.file))
+        kept = f"{reply.num_bytes / 1024**2:.1f} MiB are kept"
+        if not reply.num_bytes:
+            kept = "that is less than a block, so nothing is kept"
         out.print(
             f"{reply.prefix_id}: {reply.num_tokens} tokens, {reply.cached_tokens} of them were "
-            f"cached already; {reply.num_bytes / 1024**2:.1f} MiB are kept",
+            f"cached already; {kept}",
             soft_wrap=True,
         )
         return plain(reply)
