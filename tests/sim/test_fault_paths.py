@@ -72,7 +72,7 @@ async def test_a_client_that_vanishes(house: House, client: Client, role: str) -
     house.pause_at(is_prefill(32) if role == "prefill" else is_decode(110))
     async with Client(house.server.endpoint) as doomed:
         doomed.generate(LONG, ignore_eos=True)
-        doomed.generate("waits")
+        doomed.generate("waits", ignore_eos=True)
         await doomed.ping()  # so both have arrived
         await house.paused()
     await house.send_until_it_fails(house.seen[0])
