@@ -36,6 +36,7 @@ def write_tiny_gguf(
     seed: int = 0,
     quantisation: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     architecture: str = "llama",
+    packed: dict[str, npt.NDArray[np.uint8]] | None = None,
     extra: dict[str, npt.NDArray[Any]] | None = None,
     metadata: dict[str, int | float | str] | None = None,
 ) -> Path:
@@ -43,6 +44,7 @@ def write_tiny_gguf(
 
     Args:
         quantisation: of all matrices.
+        packed: matrices already quantised, by their Hugging Face names; the others stay float32.
         extra: more tensors, by their GGUF names.
         metadata: more fields, or other values of fields, by their full names.
     """
@@ -52,11 +54,16 @@ def write_tiny_gguf(
     _add_fields(writer, metadata or {})
     for name, tensor in random_weights(spec, seed).items():
         stored = _permuted(name, tensor, spec)
-        if tensor.ndim == 1 or quantisation == gguf.GGMLQuantizationType.F32:
+        if packed is not None:
+            if name in packed:
+                writer.add_tensor(gguf_name(name), packed[name], raw_dtype=quantisation)
+            else:
+                writer.add_tensor(gguf_name(name), stored)
+        elif tensor.ndim == 1 or quantisation == gguf.GGMLQuantizationType.F32:
             writer.add_tensor(gguf_name(name), stored)
         else:
-            packed = gguf.quantize(stored, quantisation)
-            writer.add_tensor(gguf_name(name), packed, raw_dtype=quantisation)
+            rows = gguf.quantize(stored, quantisation)
+            writer.add_tensor(gguf_name(name), rows, raw_dtype=quantisation)
     if spec.rope_scaling is not None and spec.rope_scaling.kind == "llama3":
         writer.add_tensor("rope_freqs.weight", rope_divisors(spec))
     for name, tensor in (extra or {}).items():

@@ -48,6 +48,25 @@ def test_quantised_gguf_is_near(tmp_path: Path, kind: gguf.GGMLQuantizationType,
         assert tensor.ndim == 1 or not np.array_equal(tensor, expected)
 
 
+@pytest.mark.parametrize(
+    "kind", ["Q4_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+)
+def test_every_kind_of_block_is_unpacked(tmp_path: Path, kind: str):
+    """Random bytes are valid blocks of every kind, though not always finite numbers."""
+    quantisation = gguf.GGMLQuantizationType[kind]
+    name = "model.layers.1.mlp.down_proj.weight"
+    spec = tiny_spec(hidden_size=32, intermediate_size=512)
+    shape = gguf.quant_shape_to_byte_shape((32, 512), quantisation)
+    blocks = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, spec, quantisation=quantisation, packed={name: blocks})
+    with np.errstate(all="ignore"):
+        expected = gguf.dequantize(blocks, quantisation)
+        found = GgufSource(path).get(name)
+    assert found.shape == (32, 512)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_rotary_pairs_are_put_in_halves():
     # One head of 4: stored as pairs (0, 2), (1, 3) of the original rows.
     stored = np.array([[0], [2], [1], [3]])
