@@ -208,14 +208,21 @@ class CacheManager:
         """Give back all holds. What is committed stays cached; the other blocks are free."""
         self._release_blocks(table.clear())
 
-    def drop(self, table: BlockTable) -> None:
+    def drop(self, table: BlockTable, *, is_all_suspect: bool = False) -> None:
         """Release a request whose step has failed: what that step wrote is suspect.
 
         A step only writes into blocks that are not committed, and those never enter the index
         now. Nothing of the step may still be writing.
+
+        Args:
+            is_all_suspect: its committed blocks are not to be reused either. Those that others
+                hold, or that others' blocks continue, stay.
         """
-        self.counters.dropped_blocks += len(table.blocks) - table.num_committed
+        blocks = tuple(table.blocks)
+        self.counters.dropped_blocks += len(blocks) - table.num_committed
         self.release(table)
+        if is_all_suspect:
+            self._forget(blocks)
 
     # -- registered prefixes ------------------------------------------------------------------
 
@@ -366,6 +373,18 @@ class CacheManager:
             else:
                 self.index.park(node)
         self._evict_to_watermark()
+
+    def _forget(self, blocks: tuple[BlockId, ...]) -> None:
+        """Take a released chain out of the cache, tail first, as far as it is nobody else's."""
+        for block in reversed(blocks):
+            node = self.index.node_of(block)
+            if node is None:
+                continue  # it was never committed, or has been evicted just now
+            if node.num_children or not self.index.is_parked(block):
+                return
+            self.index.evict(node)
+            self.pool.free(block)
+            self.counters.evicted_blocks += 1
 
     def _evict_to_watermark(self) -> None:
         self._evict(min(self._low_watermark_blocks - self.pool.num_free, self.index.num_parked))

@@ -146,11 +146,22 @@ class PrefixIndex:
         """
         if not self._parked:
             raise InternalError("nothing to evict")
-        _, node = self._parked.popitem(last=False)
+        node = next(iter(self._parked.values()))
+        self.evict(node)
+        return node
+
+    def evict(self, node: PrefixNode) -> None:
+        """Take a parked node out of the index.
+
+        Raises:
+            InternalError: it is held, or has children; nothing has changed.
+        """
+        if node.block not in self._parked:
+            raise InternalError(f"block {node.block} is held and cannot be evicted")
         if node.num_children:
             raise InternalError(f"block {node.block} would be evicted before its children")
+        del self._parked[node.block]
         del self._by_digest[node.key.digest]
         del self._by_block[node.block]
         if node.parent is not None:
             node.parent.num_children -= 1
-        return node

@@ -75,7 +75,7 @@ class CacheCounters:
         inserted_blocks: blocks that entered the index.
         evicted_blocks: blocks that left it.
         duplicate_blocks: blocks computed twice, the second copy given up for the first.
-        dropped_blocks: blocks whose step failed.
+        dropped_blocks: blocks that did not enter it, because their step failed or gave bad logits.
         collisions: blocks kept out of the index because another block has their digest.
     """
 

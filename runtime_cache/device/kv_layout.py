@@ -97,11 +97,6 @@ class KvLayout:
         return 2 * self.layers_per_group
 
     @property
-    def rows_per_group(self) -> int:
-        """First dimension of each pool input."""
-        return self.num_slots * self.rows_per_slot
-
-    @property
     def row_bytes(self) -> int:
         """Bytes of one pool row; a multiple of 64."""
         return self.row_elements * np.dtype(self.dtype).itemsize

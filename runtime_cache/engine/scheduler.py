@@ -113,13 +113,17 @@ class Scheduler:
             self._cache.release(sequence.take_blocks())
         return num_prefilled
 
-    def discard(self, sequence: Sequence) -> None:
-        """A sequence's step has failed: it ends, and what the step wrote is dropped."""
+    def discard(self, sequence: Sequence, *, is_all_suspect: bool) -> None:
+        """A sequence's step has failed: it ends, and what the step wrote is dropped.
+
+        Args:
+            is_all_suspect: what its earlier steps wrote is dropped too.
+        """
         before = sequence.status
         sequence.move("step_failed")
         if before == "stepping":
             self.running.remove(sequence)
-        self._cache.drop(sequence.take_blocks())
+        self._cache.drop(sequence.take_blocks(), is_all_suspect=is_all_suspect)
 
     def decide(self, now_s: float) -> Decision | None:
         """What to do next while no step is in flight; None if there is nothing to do.

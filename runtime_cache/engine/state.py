@@ -257,7 +257,9 @@ class EngineState:
         for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
             sampled = None if row.sampler is None else next(samples)
             if isinstance(sampled, BadLogits):
-                self._discard(sequence, "bad_logits", sampled.message, is_retryable=False)
+                # They may come from the KV of any earlier token.
+                bad = FailRequest(row.request_id, "bad_logits", sampled.message, retryable=False)
+                self._discard(sequence, bad, is_all_suspect=True)
                 continue
             num_fed = len(row.token_ids)
             num_prefilled = self._scheduler.settle(sequence, num_fed)
@@ -289,16 +291,19 @@ class EngineState:
         step = self._take_step(event.step_id)
         self._counters.failed_steps += 1
         for sequence in step.sequences:
-            self._discard(sequence, event.code, event.message, is_retryable=event.retryable)
+            failure = FailRequest(
+                sequence.request.request_id, event.code, event.message, event.retryable
+            )
+            self._discard(sequence, failure, is_all_suspect=False)
 
-    def _discard(self, sequence: Sequence, code: str, message: str, *, is_retryable: bool) -> None:
-        """What a step computed for this request is not usable: it ends."""
+    def _discard(self, sequence: Sequence, failure: FailRequest, *, is_all_suspect: bool) -> None:
+        """What a step computed for this request is not usable: it ends, unless it has already."""
         is_unanswered = sequence.status == "stepping"
-        self._scheduler.discard(sequence)
+        self._scheduler.discard(sequence, is_all_suspect=is_all_suspect)
         if is_unanswered:
             self._counters.failed += 1
             self._forget(sequence)
-            self._out.append(FailRequest(sequence.request.request_id, code, message, is_retryable))
+            self._out.append(failure)
 
     # -- ends ---------------------------------------------------------------------------------
 

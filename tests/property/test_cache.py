@@ -85,12 +85,12 @@ class CacheMachine(RuleBasedStateMachine):
         if self.cache.reserve(request.table, len(request.tokens) + 1):
             request.tokens.append(token)
 
-    @rule(request=live, is_failed=st.booleans())
-    def end(self, request: Live | None, is_failed: bool) -> None:
+    @rule(request=live, is_failed=st.booleans(), is_all_suspect=st.booleans())
+    def end(self, request: Live | None, is_failed: bool, is_all_suspect: bool) -> None:
         if request is None or request.is_over:
             return
         if is_failed:
-            self.cache.drop(request.table)
+            self.cache.drop(request.table, is_all_suspect=is_all_suspect)
         else:
             self.cache.release(request.table)
         request.is_over = True

@@ -175,6 +175,27 @@ def test_a_failed_step_leaves_only_free_blocks(make_cache: MakeCache) -> None:
     assert gauges(cache) == (0, 1, 6)
 
 
+def test_a_suspect_chain_is_forgotten_as_far_as_it_is_nobody_elses(make_cache: MakeCache) -> None:
+    cache = make_cache(12)
+    serve(cache, range(12))
+    serve(cache, [*range(4), *range(50, 55)])  # continues the first block
+    suspect = admitted(cache, range(13))
+    assert suspect.num_committed == 3
+    cache.drop(suspect, is_all_suspect=True)
+    assert (cache.counters.dropped_blocks, cache.counters.evicted_blocks) == (1, 2)
+    assert cache.match(chain_of(range(13)), 12).num_tokens == 4
+    assert cache.match(chain_of([*range(4), *range(50, 55)]), 8).num_tokens == 8
+
+
+def test_a_suspect_chain_that_another_holds_stays(make_cache: MakeCache) -> None:
+    cache = make_cache(12)
+    serve(cache, range(8))
+    suspect, other = admitted(cache, range(9)), admitted(cache, range(9))
+    cache.drop(suspect, is_all_suspect=True)
+    assert cache.match(chain_of(range(9)), 8).num_tokens == 8
+    cache.release(other)
+
+
 def test_a_disabled_cache_keeps_nothing(make_cache: MakeCache) -> None:
     cache = make_cache(6, is_enabled=False)
     serve(cache, range(9))

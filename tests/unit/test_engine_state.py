@@ -385,7 +385,7 @@ def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     assert rig.state.snapshot().engine.failed_steps == 1
 
 
-def test_bad_logits_end_one_request_and_leave_nothing_of_its_step() -> None:
+def test_bad_logits_end_one_request_and_leave_nothing_it_computed() -> None:
     rig = EngineRig()
     for start in (0, 20):
         rig.arrive(range(start, start + 8), max_tokens=6)
@@ -396,8 +396,11 @@ def test_bad_logits_end_one_request_and_leave_nothing_of_its_step() -> None:
     rig.step_done(samples=(BadLogits("not a number"), good))
     assert rig.failed(1) == FailRequest(RequestId(1), "bad_logits", "not a number", False)
     assert rig.cache.counters.inserted_blocks == before
-    assert rig.cache.counters.dropped_blocks == 1
+    counters = rig.cache.counters
+    assert (counters.dropped_blocks, counters.evicted_blocks) == (1, 2)  # of this step, and before
+    again = rig.arrive(range(8), max_tokens=2)
     rig.run()
+    assert rig.finished(again).usage.cached_tokens == 0
     assert rig.token_ids[2] == expected_answer(range(20, 28), 6)
     assert rig.state.snapshot().engine.failed_steps == 0
 

@@ -28,7 +28,6 @@ def test_sub_ranges_follow_the_secondary_allocation_rule(num_bytes: int, stride:
 
 def test_sizes_of_a_pool() -> None:
     assert LAYOUT.rows_per_slot == 6
-    assert LAYOUT.rows_per_group == 96
     assert LAYOUT.row_bytes == 64
     assert LAYOUT.group_token_bytes == 384
     assert LAYOUT.token_bytes == 768
