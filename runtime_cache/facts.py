@@ -91,6 +91,7 @@ class DaemonFacts:
             "engine": {
                 "num_waiting": snapshot.num_waiting,
                 "num_running": snapshot.num_running,
+                "is_step_in_flight": snapshot.is_step_in_flight,
                 "is_draining": snapshot.is_draining,
                 **_plain(snapshot.engine),
             },

@@ -6,7 +6,6 @@ One daemon serves all of these tests; after each, nothing is live and the gauges
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ import zmq
 
 from ipc.errors import ServerError
 from ipc.sync_client import Client
-from tests.support.rtcached import PATIENCE_S, RawClient
+from tests.support.rtcached import PATIENCE_S, RawClient, wait_until_idle
 from tools.daemon_process import DaemonProcess
 
 VOCAB = 257
@@ -66,9 +65,7 @@ def settle(admin: Client) -> None:
     for entry in admin.list().entries:
         if entry.prefix_id is not None:
             admin.release(entry.prefix_id)
-    give_up_s = time.monotonic() + PATIENCE_S
-    while (engine := admin.stats()["engine"])["num_waiting"] + engine["num_running"]:
-        assert time.monotonic() < give_up_s, engine
+    wait_until_idle(admin)
 
 
 def resident_mib(daemon: DaemonProcess) -> int:

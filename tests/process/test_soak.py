@@ -11,6 +11,7 @@ import pytest
 from ipc.client import Client
 from ipc.errors import ServerError
 from ipc.sync_client import Client as AdminClient
+from tests.support.rtcached import wait_until_idle
 from tools.daemon_process import DaemonProcess
 
 NUM_CLIENTS = 40
@@ -96,6 +97,7 @@ def test_mixed_traffic(null_bundle: Path) -> None:
         before_kib = resident_kib(daemon.process.pid)
         asyncio.run(traffic.run(REQUESTS_PER_CLIENT, seed=1000))
         growth_kib = resident_kib(daemon.process.pid) - before_kib
+        wait_until_idle(admin)
         stats = admin.stats()
     pool, engine = stats["pool"], stats["engine"]
     assert pool["live_blocks"] == 0

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import zmq
 
+from ipc.sync_client import Client
 from om_models.convert import convert
 from om_models.plan import ConvertOptions
 from tests.support.tiny import Silent
@@ -82,6 +84,14 @@ def run(*command: str, env: Mapping[str, str] | None = None, user: int | None = 
     assert "Traceback" not in ended.stderr, ended.stderr
     said = [line for line in ended.stderr.splitlines() if not line.startswith('{"')]
     return Ended(ended.returncode, ended.stdout, "\n".join(said))
+
+
+def wait_until_idle(admin: Client) -> None:
+    """Wait until no request is in work, nor a step: its blocks are given back when it is done."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    busy = ("num_waiting", "num_running", "is_step_in_flight")
+    while any((engine := admin.stats()["engine"])[name] for name in busy):
+        assert time.monotonic() < give_up_s, engine
 
 
 class RawClient:
