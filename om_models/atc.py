@@ -13,9 +13,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from om_models.contract import GraphContract, TensorSpec, gear_sizes
 from om_models.gears import model_gears
@@ -137,6 +140,7 @@ def run_atc(target: Target, arguments: Sequence[str], scratch: Path, on_line: On
     # ATC leaves kernel_meta/ and fusion_result.json where it runs.
     with (
         tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as directory,
+        _interrupts_held() as release,
         subprocess.Popen(
             command,
             cwd=directory,
@@ -149,6 +153,7 @@ def run_atc(target: Target, arguments: Sequence[str], scratch: Path, on_line: On
         ) as process,
     ):
         try:
+            release()
             for line in process.stdout or ():
                 last_lines.append(line.rstrip())
                 on_line(line.rstrip())
@@ -159,6 +164,34 @@ def run_atc(target: Target, arguments: Sequence[str], scratch: Path, on_line: On
     if process.returncode != 0:
         shown = "\n".join(last_lines)
         raise ConversionError(f"atc failed with exit code {process.returncode}:\n{shown}")
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[Callable[[], None]]:
+    """Signals that would end the program wait until the function given is called.
+
+    An interrupt within `Popen` would leave a compiler behind that nobody knows of.
+    """
+    came: list[int] = []
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(each) not in (signal.SIG_IGN, None):
+                before[each] = signal.signal(each, lambda number, _: came.append(number))
+
+    def restore() -> None:
+        while before:
+            signal.signal(*before.popitem())
+
+    def release() -> None:
+        restore()
+        for number in came:
+            signal.raise_signal(number)
+
+    try:
+        yield release
+    finally:
+        restore()
 
 
 def find_compiled(directory: Path, om: OmFile) -> Path | None:
