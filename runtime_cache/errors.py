@@ -73,6 +73,12 @@ class UnknownPrefix(RequestError):
     code = "unknown_prefix"
 
 
+class UnknownEntry(RequestError):
+    """The digest names no cached prefix of this tenant. Nothing has changed."""
+
+    code = "unknown_entry"
+
+
 class CapacityError(RuntimeCacheError):
     """The daemon is full for now. The request was not admitted, or is released."""
 

@@ -14,5 +14,9 @@ RequestId = NewType("RequestId", int)
 StepId = NewType("StepId", int)
 #: The public name of a registered prefix (hexadecimal).
 PrefixId = NewType("PrefixId", str)
+#: Whose part of the cache a request uses, by its socket.
+TenantName = NewType("TenantName", str)
 
 NULL_BLOCK = BlockId(0)
+#: Of the main socket, the admin socket and the embedded API.
+DEFAULT_TENANT = TenantName("")
