@@ -256,8 +256,11 @@ class DeviceMemory:
         """Moves bytes between device and device, or device and host, now.
 
         Raises:
-            AclFailure: `code`, if a device or pinned range is not usable.
+            AclFailure: `code`, if a device or pinned range is not usable, or if both ends overlap.
         """
+        if abs(dst - src) < count_bytes:
+            sentence = f"a copy of {count_bytes} bytes from {src:#x} to {dst:#x} overlaps itself"
+            raise AclFailure(code, sentence)
         if count_bytes <= _HOLD_GIL_BYTES:
             with self._lock:
                 target = self._translate(dst, count_bytes, code)

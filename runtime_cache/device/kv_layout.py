@@ -131,7 +131,7 @@ class KvLayout:
         return group * sub_range_stride(self.group_bytes)
 
     def run_offset(self, group: int, first_slot: int, num_tokens: int) -> int:
-        """Start of a run of slots within the allocation [bytes], for writing.
+        """Start of a run of slots within the allocation [bytes], to write it or to copy it.
 
         Raises:
             InternalError: the run is empty, leaves the blocks, or touches the null block.
@@ -139,7 +139,7 @@ class KvLayout:
         last_slot = self.num_blocks * self.block_size
         if num_tokens < 1 or first_slot < self.block_size or first_slot + num_tokens > last_slot:
             raise InternalError(
-                f"slots {first_slot}..{first_slot + num_tokens - 1} are not for writing:"
+                f"slots {first_slot}..{first_slot + num_tokens - 1} are not for tokens:"
                 f" {self.block_size}..{last_slot - 1} are"
             )
         return self.group_offset(group) + first_slot * self.group_token_bytes

@@ -35,7 +35,7 @@ class KvPool:
         return self._base + self.layout.group_offset(group)
 
     def run_ptr(self, group: int, first_slot: int, num_tokens: int) -> int:
-        """Device address to write a run of slots to.
+        """Device address of a run of slots, to write it or to copy it.
 
         Raises:
             InternalError: the run leaves the blocks or touches the null block.

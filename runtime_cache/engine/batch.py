@@ -43,6 +43,20 @@ class SlotRun(NamedTuple):
     num_tokens: int
 
 
+class RowCopy(NamedTuple):
+    """A run of tokens whose KV is copied inside the pool, in every layer group.
+
+    Attributes:
+        source_slot: slot of the first token read.
+        target_slot: slot of the first token written.
+        num_tokens: length of the run; it crosses a block on neither side.
+    """
+
+    source_slot: int
+    target_slot: int
+    num_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRow:
     """One sequence's part of a step.
@@ -53,6 +67,8 @@ class BatchRow:
         past_slots: slot of each past token [int32, num_past].
         appends: where the new KV goes, in token order; covers all fed tokens.
         sampler: None when the row's logits are not wanted (a chunk that is not the last).
+        copies: what is copied before the model runs, so that it reads the copies; together they
+            fill the end of the past, in token order.
     """
 
     request_id: RequestId
@@ -61,6 +77,7 @@ class BatchRow:
     past_slots: TokenArray
     appends: tuple[SlotRun, ...]
     sampler: SamplerState | None
+    copies: tuple[RowCopy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +112,7 @@ class InputViews:
 
 
 def check_batch(batch: StepBatch) -> None:
-    """Checks that the rows fit the gear and that the appends cover what is fed.
+    """Checks that the rows fit the gear, and that appends and copies go where they belong.
 
     Raises:
         InternalError: they do not; nothing was run.
@@ -113,6 +130,28 @@ def check_batch(batch: StepBatch) -> None:
                 f" {num_appended} appended, {len(row.past_slots)} past slots for"
                 f" {row.num_past} past tokens, in {gear}"
             )
+        _check_copies(batch.step_id, row)
+
+
+def _check_copies(step_id: StepId, row: BatchRow) -> None:
+    """The copies fill the end of the past and nothing else, and none reads what it writes."""
+    targets = [slot for copy in row.copies for slot in _run(copy.target_slot, copy.num_tokens)]
+    first_copied = row.num_past - len(targets)
+    is_end_of_past = first_copied >= 0 and targets == row.past_slots[first_copied:].tolist()
+    if not is_end_of_past or not all(_is_sound(copy) for copy in row.copies):
+        raise InternalError(
+            f"step {step_id}, request {row.request_id}: {list(row.copies)} do not fill the end of"
+            f" {row.num_past} past tokens from other slots"
+        )
+
+
+def _is_sound(copy: RowCopy) -> bool:
+    """Not empty, and source and target have no slot in common."""
+    return abs(copy.source_slot - copy.target_slot) >= copy.num_tokens >= 1
+
+
+def _run(first_slot: int, num_tokens: int) -> range:
+    return range(first_slot, first_slot + num_tokens)
 
 
 def write_inputs(batch: StepBatch, inputs: InputViews, rows_per_slot: int) -> None:

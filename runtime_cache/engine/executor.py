@@ -1,4 +1,4 @@
-"""Carries out steps on the device: inputs up, run, new KV into the pool, logits down.
+"""Carries out steps on the device: inputs up, copies, run, new KV into the pool, logits down.
 
 Not pure: this is the engine's hand. Every function here runs on the device thread. In service it
 allocates nothing on the device, and waits once per step.
@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,13 +36,22 @@ class RoleCounters:
 
     Attributes:
         num_steps: steps that synchronised.
-        rows_appended: token rows copied into the pool.
+        rows_copied: token rows copied from one place of the pool to another.
+        rows_appended: computed token rows put into the pool.
         rows_padded: token rows computed for nothing, because gears are larger than batches.
     """
 
     num_steps: int = 0
     rows_appended: int = 0
     rows_padded: int = 0
+    rows_copied: int = 0
+
+
+class _Moved(NamedTuple):
+    """Token rows that one step put into the pool."""
+
+    rows_copied: int
+    rows_appended: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +132,7 @@ class Executor:
             overwrite it; [0, vocab] if no row has a sampler.
 
         Raises:
-            InternalError: the batch fits no gear, or appends outside the blocks.
+            InternalError: the batch fits no gear, or it copies or appends outside the blocks.
             AclError: a call or the queued work failed. With code 507046 the step did not end in
                 time and `is_in_flight` stays true: the next run waits for it first.
             DeviceLost: nothing in this process can use the device again.
@@ -133,8 +143,8 @@ class Executor:
         self.resynchronize()
         write_inputs(batch, runnable.inputs, self.layout.rows_per_slot)
         wanted = [index for index, row in enumerate(batch.rows) if row.sampler is not None]
-        rows_appended = self._run_queued(batch, runnable, wanted)
-        self._count(batch, rows_appended)
+        moved = self._run_queued(batch, runnable, wanted)
+        self._count(batch, moved)
         return _rows(runnable.model.outputs.logits, wanted)
 
     def resynchronize(self) -> None:
@@ -187,11 +197,11 @@ class Executor:
             )
         return runnable
 
-    def _run_queued(self, batch: StepBatch, runnable: _Runnable, wanted: list[int]) -> int:
-        """Queues the whole step, waits once; returns the token rows appended."""
+    def _run_queued(self, batch: StepBatch, runnable: _Runnable, wanted: list[int]) -> _Moved:
+        """Queues the whole step, waits once."""
         self._is_in_flight = True
         try:
-            rows_appended = self._queue(batch, runnable, wanted)
+            moved = self._queue(batch, runnable, wanted)
         except BaseException:
             # What was queued before still reads the staging buffers; the first error is reported.
             self._settle_quietly()
@@ -202,16 +212,31 @@ class Executor:
             self._is_in_flight = error.acl_code == STREAM_SYNC_TIMEOUT
             raise
         self._is_in_flight = False
-        return rows_appended
+        return moved
 
-    def _queue(self, batch: StepBatch, runnable: _Runnable, wanted: list[int]) -> int:
+    def _queue(self, batch: StepBatch, runnable: _Runnable, wanted: list[int]) -> _Moved:
         model = runnable.model
         model.upload(runnable.gear)
+        rows_copied = self._queue_copies(batch)  # before the run, which reads them
         model.execute(runnable.gear)
         rows_appended = self._queue_appends(batch, model)
         if wanted:
             model.outputs.download_logits(wanted[-1] + 1)
-        return rows_appended
+        return _Moved(rows_copied, rows_appended)
+
+    def _queue_copies(self, batch: StepBatch) -> int:
+        """Queues one copy per run of copied tokens and group; returns the token rows they hold."""
+        token_bytes = self.layout.group_token_bytes
+        copied_bytes = 0
+        for group in range(self.layout.num_groups):
+            for row in batch.rows:
+                for source_slot, target_slot, num_tokens in row.copies:
+                    num_bytes = num_tokens * token_bytes
+                    source = self._pool.run_ptr(group, source_slot, num_tokens)
+                    target = self._pool.run_ptr(group, target_slot, num_tokens)
+                    self._device.copy_on_device(target, source, num_bytes)
+                    copied_bytes += num_bytes
+        return copied_bytes // self.layout.token_bytes
 
     def _queue_appends(self, batch: StepBatch, model: OmModel) -> int:
         """Queues one copy per run of slots and group; returns the token rows they hold."""
@@ -245,11 +270,12 @@ class Executor:
         with suppress(AclError):
             self._settle()
 
-    def _count(self, batch: StepBatch, rows_appended: int) -> None:
+    def _count(self, batch: StepBatch, moved: _Moved) -> None:
         counters = self._counters[batch.role]
         counters.num_steps += 1
-        counters.rows_appended += rows_appended
-        counters.rows_padded += batch.gear.batch * batch.gear.chunk - rows_appended
+        counters.rows_copied += moved.rows_copied
+        counters.rows_appended += moved.rows_appended
+        counters.rows_padded += batch.gear.batch * batch.gear.chunk - moved.rows_appended
 
 
 def _rows(logits: Logits, wanted: list[int]) -> Logits:

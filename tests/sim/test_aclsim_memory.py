@@ -317,3 +317,14 @@ def test_on_the_device_itself_host_and_device_addresses_are_alike() -> None:
         view[:] = 0
         assert acl.rt.memcpy(ptr, 64, device, 64, DEVICE_TO_DEVICE) == 0
         assert view.tolist() == [9] * 64
+
+
+def test_a_copy_whose_ends_overlap_is_refused() -> None:
+    ptr = ok(acl.rt.malloc(256, 0))
+    ok(acl.rt.memset(ptr, 256, 1, 256))
+    for offset in (1, 63, -63):
+        source = ptr + 128
+        assert acl.rt.memcpy(source + offset, 64, source, 64, DEVICE_TO_DEVICE) == 107000
+        assert "overlaps itself" in acl.get_recent_err_msg()
+    for offset in (64, -64):
+        assert acl.rt.memcpy(source + offset, 64, source, 64, DEVICE_TO_DEVICE) == 0

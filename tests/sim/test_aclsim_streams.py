@@ -212,6 +212,13 @@ def test_out_of_bounds_in_a_queue_surfaces_at_synchronize(stream: int) -> None:
     assert "run 1 bytes past their allocation" in acl.get_recent_err_msg()
 
 
+def test_an_overlapping_copy_in_a_queue_surfaces_at_synchronize(stream: int) -> None:
+    ptr = upload(np.ones(192, np.uint8))
+    assert acl.rt.memcpy_async(ptr + 64, 128, ptr, 128, DEVICE_TO_DEVICE, stream) == 0
+    assert acl.rt.synchronize_stream(stream) == 507013
+    assert "overlaps itself" in acl.get_recent_err_msg()
+
+
 def test_later_work_goes_on_after_a_failure_and_the_first_code_is_kept(stream: int) -> None:
     device = upload(filled(0))
     ok(acl.rt.memset_async(device + 64, 64, 1, 64, stream))

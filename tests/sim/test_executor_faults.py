@@ -256,7 +256,7 @@ def test_a_gear_the_bundle_lacks_is_our_bug(open_executor: Opener) -> None:
 def test_an_append_outside_the_blocks_is_our_bug(block: int, open_executor: Opener) -> None:
     model = VARIANTS[0]
     executor = open_executor(model)
-    with pytest.raises(InternalError, match="not for writing"):
+    with pytest.raises(InternalError, match="not for tokens"):
         executor.run(step(ONE, Chat(model, [block]).feed(1)))
     assert not executor.is_in_flight
     chat = Chat(model, [1])

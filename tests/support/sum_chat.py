@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 
 from om_models.manifest import Gear
-from runtime_cache.engine.batch import BatchRow, SlotRun, StepBatch
+from runtime_cache.engine.batch import BatchRow, RowCopy, SlotRun, StepBatch
 from runtime_cache.engine.gears import Role
 from runtime_cache.ids import RequestId, StepId
 from tests.support.sum_model import SPEC, SumModel
@@ -23,6 +23,7 @@ class Chat:
     def __init__(self, model: SumModel, blocks: list[int]) -> None:
         self._model = model
         self._slots = [block * BLOCK + i for block in blocks for i in range(BLOCK)]
+        self._copies: tuple[RowCopy, ...] = ()
         self.ids: list[int] = []
 
     def feed(self, *ids: int, wants_logits: bool = True) -> BatchRow:
@@ -36,7 +37,9 @@ class Chat:
             past_slots=np.array(self._slots[:past], np.int32),
             appends=runs(slots),
             sampler=cast("None", object()) if wants_logits else None,
+            copies=self._copies,
         )
+        self._copies = ()
         self.ids += ids
         return row
 
@@ -44,6 +47,16 @@ class Chat:
         """Starts as the first tokens of another sequence, in its slots."""
         self.ids = other.ids[:num_tokens]
         self._slots = other._slots[:num_tokens] + self._slots
+
+    def adopt(self, other: Chat, num_tokens: int) -> None:
+        """Starts as another did: shares its whole blocks, and copies the rest with the next feed."""
+        num_copied = num_tokens % BLOCK
+        num_shared = num_tokens - num_copied
+        self.share(other, num_shared)
+        if num_copied:
+            source, target = other._slots[num_shared], self._slots[num_shared]
+            self._copies = (RowCopy(source, target, num_copied),)
+        self.ids = other.ids[:num_tokens]
 
     def logits(self) -> list[float]:
         """What the model must answer for the last fed token."""

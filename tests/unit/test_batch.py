@@ -15,6 +15,7 @@ from om_models.manifest import Gear
 from runtime_cache.engine.batch import (
     BatchRow,
     InputViews,
+    RowCopy,
     SlotRun,
     StepBatch,
     check_batch,
@@ -192,3 +193,62 @@ def test_a_row_whose_parts_disagree_is_our_bug(
     )
     with pytest.raises(InternalError, match=message):
         check_batch(step(Gear(1, 2, 4), bad))
+
+
+PAST = [8, 9, 10, 11, 40, 41, 42]  # a whole block, and three tokens of the next
+
+
+def copying(*copies: RowCopy, past_slots: list[int] = PAST) -> StepBatch:
+    """One row, two tokens fed behind the past."""
+    tokens, past = np.array([1, 2], np.int32), np.array(past_slots, np.int32)
+    return step(
+        Gear(1, 2, 8),
+        BatchRow(
+            RequestId(1), tokens, len(past), past, (SlotRun(43, 1), SlotRun(16, 1)), None, copies
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "copies",
+    [
+        (),
+        (RowCopy(20, 40, 3),),
+        (RowCopy(37, 40, 3),),  # adjacent slots are not the same slots
+        (RowCopy(43, 40, 3),),
+        (RowCopy(22, 42, 1),),
+        (RowCopy(20, 40, 2), RowCopy(30, 42, 1)),
+        (RowCopy(20, 8, 4), RowCopy(24, 40, 3)),  # the whole past
+    ],
+)
+def test_copies_that_fill_the_end_of_the_past_are_accepted(copies: tuple[RowCopy, ...]) -> None:
+    check_batch(copying(*copies))
+
+
+@pytest.mark.parametrize(
+    "copies",
+    [
+        (RowCopy(20, 40, 2),),  # ends before the past does
+        (RowCopy(20, 40, 4),),  # goes on behind it
+        (RowCopy(20, 41, 3),),
+        (RowCopy(20, 39, 4),),
+        (RowCopy(20, 8, 4),),  # not at the end
+        (RowCopy(30, 42, 1), RowCopy(20, 40, 2)),  # not in token order
+        (RowCopy(20, 41, 2), RowCopy(20, 41, 2)),
+        (RowCopy(20, 4, 4), RowCopy(20, 8, 4), RowCopy(24, 40, 3)),  # more than the past
+        (RowCopy(40, 40, 3),),  # onto itself
+        (RowCopy(38, 40, 3),),  # source and target have slot 40 in common
+        (RowCopy(42, 40, 3),),
+        (RowCopy(20, 40, 3), RowCopy(20, 43, 0)),  # empty
+        (RowCopy(20, 43, -1),),
+    ],
+)
+def test_copies_that_go_elsewhere_are_our_bug(copies: tuple[RowCopy, ...]) -> None:
+    with pytest.raises(InternalError, match="do not fill the end of 7 past tokens"):
+        check_batch(copying(*copies))
+
+
+def test_a_copy_without_a_past_is_our_bug() -> None:
+    check_batch(copying(past_slots=[]))
+    with pytest.raises(InternalError, match="the end of 0 past tokens"):
+        check_batch(copying(RowCopy(20, 40, 1), past_slots=[]))
