@@ -1,43 +1,27 @@
-"""The daemon's configuration: frozen, typed, complete; written once, read from four places.
+"""The daemon's configuration: frozen, typed, complete. Pure data; `options` reads it.
 
-Every option is one annotated field below. From these fields come the TOML keys (`[cache]
-block_size`), the environment names (`RTCACHE_CACHE_BLOCK_SIZE`), the flags (`--cache-block-size`),
-the help, the reference file `rtcached.toml` and the checks. Later places win: defaults < file <
-environment < flags. Wrong input stops the start: all faults are reported together, each with its
-path and where it came from.
+Every option is one annotated field below and is written nowhere else.
 """
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import math
-import os
 import re
-import sys
-import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from collections import Counter
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from runtime_cache.errors import ConfigError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ENV_PREFIX = "RTCACHE_"
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*$")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", start=1)}
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
+NotNegativeFloat = Annotated[float, Meta(ge=0)]
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -63,6 +47,17 @@ class DeviceConfig(msgspec.Struct, frozen=True):
         int,
         Meta(ge=1, description="A step that takes longer counts as a hung device (milliseconds)."),
     ] = 120_000
+    low_memory_mb: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Warn when free device memory falls below this (MiB); 0: never. The KV "
+            "pool was allocated at the start and does not change it.",
+        ),
+    ] = 256.0
+    memory_check_s: Annotated[
+        float, Meta(gt=0, description="How often free device memory is looked at (seconds).")
+    ] = 10.0
 
 
 class IpcConfig(msgspec.Struct, frozen=True):
@@ -88,18 +83,36 @@ class IpcConfig(msgspec.Struct, frozen=True):
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
-    """The prefix cache."""
+    """The prefix cache. Exact semantics: docs/cache.md."""
 
     enable: Annotated[
         bool, Meta(description="Reuse the KV of prompt prefixes. Off: every prompt is computed.")
     ] = True
     block_size: Annotated[
-        int, Meta(ge=1, le=4096, description="Tokens per block, the unit of reuse and eviction.")
+        int, Meta(ge=1, le=4096, description="Tokens per block, the unit of eviction.")
     ] = 64
     cache_capacity: Annotated[
         PositiveFloat | None,
         Meta(description="Cap of the KV pool in GB; empty: all the bundle was compiled for."),
     ] = None
+    auto_detect: Annotated[
+        bool, Meta(description="Keep every request's prefix. Off: only registered prefixes.")
+    ] = True
+    max_prefix_length: Annotated[
+        PositiveInt | None,
+        Meta(description="Longest prefix that is kept and reused (tokens); empty: no limit."),
+    ] = None
+    max_cached_prefixes: Annotated[
+        PositiveInt | None,
+        Meta(description="How many prefixes that nothing continues are kept; empty: no limit."),
+    ] = None
+    eviction_policy: Annotated[
+        Literal["lru", "slru"],
+        Meta(
+            description='"lru": least recently used first. "slru": what was never reused first, '
+            "so that a stream of one-off prompts leaves a hot prefix alone."
+        ),
+    ] = "lru"
     low_watermark_mb: Annotated[
         float,
         Meta(
@@ -108,6 +121,28 @@ class CacheConfig(msgspec.Struct, frozen=True):
             "never more than an eighth of the pool.",
         ),
     ] = 256.0
+    high_watermark_mb: Annotated[
+        NotNegativeFloat | None,
+        Meta(
+            description="Once evicting, go on until this much pool memory is free (MiB); never "
+            "more than a quarter of the pool. Empty: the same as low_watermark_mb."
+        ),
+    ] = None
+    max_kept_percent: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="Most of the pool that registrations, pins and leases may hold together.",
+        ),
+    ] = 50
+    deterministic: Annotated[
+        bool,
+        Meta(
+            description="Make a hit bit-identical to a miss: reuse whole chunks only, and run one "
+            "gear per role. Costs speed; stats say how much."
+        ),
+    ] = False
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -134,6 +169,14 @@ class EngineConfig(msgspec.Struct, frozen=True):
         PositiveInt | None,
         Meta(description="Deadline if the client sets none; empty: no deadline."),
     ] = None
+    max_overtakes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How often later requests that are cached further may overtake a waiting "
+            "one; 0: first come, first served.",
+        ),
+    ] = 32
 
 
 class SimConfig(msgspec.Struct, frozen=True):
@@ -158,6 +201,28 @@ class LogConfig(msgspec.Struct, frozen=True):
     ] = "auto"
 
 
+class TenantConfig(msgspec.Struct, frozen=True):
+    """A tenant: its own socket, its own part of the cache. In this file only.
+
+    Who connects to its endpoint sees and evicts nothing of other tenants. The main endpoint is the
+    default tenant's, which has what the shares leave.
+    """
+
+    name: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z", description="What operators call it.")
+    ]
+    endpoint: Annotated[str, Meta(min_length=1, description="Its socket, as ipc.endpoint.")]
+    share_percent: Annotated[
+        float, Meta(gt=0, lt=100, description="Its part of the KV pool (percent).")
+    ]
+    salt: Annotated[
+        str, Meta(description="A secret that enters its digests besides the name; never shown.")
+    ] = ""
+
+    def __repr__(self) -> str:
+        return f"TenantConfig({self.name!r}, {self.endpoint!r}, {self.share_percent})"
+
+
 class Config(msgspec.Struct, frozen=True):
     """All sections."""
 
@@ -168,60 +233,7 @@ class Config(msgspec.Struct, frozen=True):
     engine: EngineConfig = EngineConfig()
     sim: SimConfig = SimConfig()
     log: LogConfig = LogConfig()
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One field, with the names it goes by."""
-
-    section: str
-    key: str
-    type: Any
-    default: Any
-
-    @property
-    def path(self) -> str:
-        return f"{self.section}.{self.key}"
-
-    @property
-    def env(self) -> str:
-        return f"{ENV_PREFIX}{self.section}_{self.key}".upper()
-
-    @property
-    def flag(self) -> str:
-        # `--device` rather than `--device-device`.
-        name = self.key if self.key == self.section else f"{self.section}_{self.key}"
-        return "--" + name.replace("_", "-")
-
-    @property
-    def doc(self) -> str:
-        metas = [arg for arg in get_args(self.type)[1:] if isinstance(arg, Meta)]
-        text = next((meta.description for meta in metas if meta.description), "")
-        base = get_args(self.type)[0] if metas else self.type
-        if get_origin(base) is Literal:
-            text = f"{text} One of {', '.join(get_args(base))}.".strip()
-        return text
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A checked configuration and where each value came from (path → place)."""
-
-    config: Config
-    origins: Mapping[str, str]
-
-
-def sections() -> Iterator[tuple[str, type[msgspec.Struct]]]:
-    """Section names and their structs, in order."""
-    yield from get_type_hints(Config).items()
-
-
-def options() -> Iterator[Option]:
-    """Every option, in order."""
-    for section, struct in sections():
-        hints = get_type_hints(struct, include_extras=True)
-        for field in msgspec.structs.fields(struct):
-            yield Option(section, field.name, hints[field.name], field.default)
+    tenants: tuple[TenantConfig, ...] = ()
 
 
 def parse_bytes(text: str) -> int:
@@ -236,170 +248,49 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add one flag per option, grouped by section."""
-    groups = {
-        name: parser.add_argument_group(f"[{name}]", struct.__doc__) for name, struct in sections()
-    }
-    for option in options():
-        groups[option.section].add_argument(
-            option.flag,
-            dest=option.path,
-            metavar="VALUE",
-            default=argparse.SUPPRESS,
-            help=option.doc.replace("%", "%%"),
-        )
+def admin_endpoint(ipc: IpcConfig) -> str:
+    """Where administrators connect."""
+    return ipc.admin_endpoint or f"{ipc.endpoint}.admin"
 
 
-def load(
-    path: str | None = None,
-    *,
-    env: Mapping[str, str] | None = None,
-    flags: Mapping[str, str] | None = None,
-) -> Loaded:
-    """Read, merge and check the configuration.
-
-    Args:
-        path: TOML file, or None for none.
-        env: environment; None for the process's own.
-        flags: option path → text, as `add_flags` leaves them.
-
-    Raises:
-        ConfigError: one message that lists every fault. Nothing has been started.
-    """
-    faults: list[str] = []
-    given = _from_file(path, faults) if path else {}
-    given |= _from_env(os.environ if env is None else env, faults)
-    by_path = {option.path: option for option in options()}
-    for name, text in (flags or {}).items():
-        if name in by_path:
-            given[name] = _Given(text, f"flag {by_path[name].flag}", is_text=True)
-    values: dict[str, dict[str, Any]] = {name: {} for name, _ in sections()}
-    origins = {}
-    for option in by_path.values():
-        origins[option.path] = "default"
-        if option.path in given:
-            source = given[option.path]
-            origins[option.path] = source.place
-            _convert(option, source, values[option.section], faults)
-    config = _build(values)
-    faults += _conflicts(config)
-    if faults:
-        raise ConfigError("configuration is wrong:\n" + "\n".join(f"  - {f}" for f in faults))
-    return Loaded(config, origins)
-
-
-def reference_toml() -> str:
-    """The text of `rtcached.toml`: every option with its meaning and default, commented out."""
-    lines = [
-        "# rtcached configuration: every option with its default.",
-        "# Also by environment (RTCACHE_<SECTION>_<KEY>) and by flag (--<section>-<key>).",
-        "# `rtcached --check-config` prints the effective values and where each came from.",
-    ]
-    for name, struct in sections():
-        lines += ["", f"# {struct.__doc__}", f"[{name}]"]
-        for option in (o for o in options() if o.section == name):
-            lines += textwrap.wrap(option.doc, 98, initial_indent="# ", subsequent_indent="# ")
-            lines.append(f"# {option.key} = {toml(option.default)}")
-    return "\n".join(lines) + "\n"
-
-
-def toml(value: Any) -> str:
-    """An option's value as it is written in the file; nothing, which TOML lacks, as `""`."""
-    if value is None:
-        return '""'
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def describe(loaded: Loaded) -> list[tuple[str, Any, str]]:
-    """(path, effective value, place it came from) of every option."""
-    return [
-        (o.path, getattr(getattr(loaded.config, o.section), o.key), loaded.origins[o.path])
-        for o in options()
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """A value as it was found; `is_text` if it has to be parsed from a string."""
-
-    value: Any
-    place: str
-    is_text: bool = False
-
-
-def _from_file(path: str, faults: list[str]) -> dict[str, _Given]:
-    try:
-        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    known = {name: {o.key for o in options() if o.section == name} for name, _ in sections()}
-    given = {}
-    for section, table in data.items():
-        if section not in known:
-            faults.append(f"{path}: unknown section [{section}]; known: {', '.join(known)}")
-        elif not isinstance(table, dict):
-            faults.append(f"{path}: [{section}] must be a table")
-        else:
-            for key, value in table.items():
-                if key in known[section]:
-                    given[f"{section}.{key}"] = _Given(value, path)
-                else:
-                    faults.append(f"{path}: unknown key {section}.{key}{_hint(key, known)}")
-    return given
-
-
-def _hint(key: str, known: Mapping[str, set[str]]) -> str:
-    names = {f"{section}.{k}": k for section, keys in known.items() for k in keys}
-    close = difflib.get_close_matches(key, names.values(), n=1)
-    found = [path for path, k in names.items() if close and k == close[0]]
-    return f"; did you mean {found[0]}?" if found else ""
-
-
-def _from_env(env: Mapping[str, str], faults: list[str]) -> dict[str, _Given]:
-    names = {option.env: option for option in options()}
-    prefixes = tuple(f"{ENV_PREFIX}{name}_".upper() for name, _ in sections())
-    given = {}
-    for name, text in env.items():
-        if name in names:
-            given[names[name].path] = _Given(text, f"environment {name}", is_text=True)
-        elif name.startswith(prefixes):
-            faults.append(f"environment {name}: no such option")
-    return given
-
-
-def _convert(option: Option, given: _Given, into: dict[str, Any], faults: list[str]) -> None:
-    value = given.value
-    if value == "" and option.default is None:  # TOML has no null: "" leaves an option unset
-        value = None
-    try:
-        into[option.key] = msgspec.convert(value, option.type, strict=not given.is_text)
-        if isinstance(value := into[option.key], float) and not math.isfinite(value):
-            raise msgspec.ValidationError("Expected a finite number")
-    except msgspec.ValidationError as error:
-        reason = str(error).replace("| null", "or empty")
-        faults.append(f"{given.place}: {option.path} = {value!r}: {reason}")
-
-
-def _build(values: Mapping[str, Mapping[str, Any]]) -> Config:
-    parts: dict[str, Any] = {name: struct(**values[name]) for name, struct in sections()}
-    return Config(**parts)
-
-
-def _conflicts(config: Config) -> list[str]:
+def conflicts(config: Config) -> list[str]:
     """Faults that only several fields together, or a value's own grammar, can show."""
     faults = []
     try:
         parse_bytes(config.sim.memory)
     except ConfigError as error:
         faults.append(f"sim.memory: {error}")
-    ipc = config.ipc
+    ipc, cache = config.ipc, config.cache
     if not ipc.admin_endpoint and not ipc.endpoint.startswith("ipc://"):
         faults.append("ipc.admin_endpoint: must be given when ipc.endpoint is not an ipc:// path")
     if ipc.admin_endpoint == ipc.endpoint:
         faults.append("ipc.admin_endpoint: must differ from ipc.endpoint")
+    if cache.high_watermark_mb is not None and cache.high_watermark_mb < cache.low_watermark_mb:
+        faults.append(
+            f"cache.high_watermark_mb: {cache.high_watermark_mb} is below cache.low_watermark_mb, "
+            f"{cache.low_watermark_mb}"
+        )
+    return faults + _tenant_conflicts(config)
+
+
+def _tenant_conflicts(config: Config) -> list[str]:
+    tenants = config.tenants
+    faults = [
+        f"tenants: {number} of them have the name {name!r}"
+        for name, number in Counter(tenant.name for tenant in tenants).items()
+        if number > 1
+    ]
+    endpoints = Counter(tenant.endpoint for tenant in tenants)
+    endpoints.update({config.ipc.endpoint, admin_endpoint(config.ipc)})
+    faults += [
+        f"tenants: the endpoint {endpoint!r} is given to more than one tenant or role"
+        for endpoint, number in endpoints.items()
+        if number > 1
+    ]
+    total = math.fsum(tenant.share_percent for tenant in tenants)
+    if total >= 100:
+        faults.append(
+            f"tenants: their shares are {total:g} percent together; less than 100 are to be given, "
+            f"the default tenant has the rest"
+        )
     return faults

@@ -24,11 +24,12 @@ from ipc.codec import Limits
 from ipc.endpoint import SocketClaim, claim_endpoint
 from ipc.errors import EndpointError
 from ipc.server import Role, Server
-from runtime_cache import __version__, config, log
-from runtime_cache.config import Config, Loaded
+from runtime_cache import __version__, log, options
+from runtime_cache.config import Config, admin_endpoint
 from runtime_cache.errors import ConfigError, DeviceError
 from runtime_cache.facts import DaemonFacts
 from runtime_cache.intake import Intake
+from runtime_cache.options import Loaded
 from runtime_cache.runtime import Runtime
 from runtime_cache.service import Defaults, Service
 
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     flags = {name: text for name, text in vars(args).items() if "." in name}
     try:
-        loaded = config.load(args.config, flags=flags)
+        loaded = options.load(args.config, flags=flags)
         if args.check_config:
             _print_config(loaded)
             return EXIT_OK
@@ -140,7 +141,7 @@ async def _serve(
 def _endpoint(config: Config, role: Role) -> str:
     if role == "user":
         return config.ipc.endpoint
-    return config.ipc.admin_endpoint or f"{config.ipc.endpoint}.admin"
+    return admin_endpoint(config.ipc)
 
 
 def _server(config: Config, role: Role, service: Service, claim: SocketClaim | None) -> Server:
@@ -205,12 +206,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print the effective values and where each came from, then exit",
     )
-    config.add_flags(parser)
+    options.add_flags(parser)
     return parser
 
 
 def _print_config(loaded: Loaded) -> None:
-    rows = [(path, config.toml(value), origin) for path, value, origin in config.describe(loaded)]
+    rows = [(path, options.toml(value), origin) for path, value, origin in options.describe(loaded)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for path, value, origin in rows:
         print(f"{path:<{widths[0]}}  {value:<{widths[1]}}  {origin}")

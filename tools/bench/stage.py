@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from runtime_cache.config import Config, load
+from runtime_cache.config import Config
+from runtime_cache.options import load
 
 if TYPE_CHECKING:
     from om_models.plan import Plan
