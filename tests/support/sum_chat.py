@@ -49,7 +49,7 @@ class Chat:
         self._slots = other._slots[:num_tokens] + self._slots
 
     def adopt(self, other: Chat, num_tokens: int) -> None:
-        """Starts as another did: shares its whole blocks, and copies the rest with the next feed."""
+        """Starts as another did: shares whole blocks, and copies the rest with the next feed."""
         num_copied = num_tokens % BLOCK
         num_shared = num_tokens - num_copied
         self.share(other, num_shared)
