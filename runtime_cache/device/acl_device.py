@@ -7,6 +7,7 @@ what was allocated through it is freed by its owner before that.
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,50 @@ class MemoryInfo:
 
     free_bytes: int
     total_bytes: int
+
+
+class _Inits:
+    """Who of this process has pyACL started: `finalize` ends it at once, for all users.
+
+    So the first device opened here starts it and the last one closed ends it, on whatever thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_users: dict[AclModule, int] = {}
+
+    def enter(self, acl: AclModule) -> bool:
+        """Starts pyACL, or joins those who use it; False if another library has started it.
+
+        Raises:
+            AclError: it does not start.
+        """
+        with self._lock:
+            code = acl.init()
+            if code != REPEAT_INITIALIZE:
+                check("acl.init", code, acl)
+                self._num_users[acl] = 0
+            elif not self._num_users.get(acl):
+                return False  # `finalize` would end it for that library as well
+            self._num_users[acl] += 1
+            return True
+
+    def leave(self, acl: AclModule) -> None:
+        """Ends pyACL if nobody is left.
+
+        Raises:
+            AclError: the driver refused; it counts as ended.
+        """
+        with self._lock:
+            self._num_users[acl] -= 1
+            if self._num_users[acl]:
+                return
+            code = acl.finalize()
+            if code != REPEAT_FINALIZE:
+                check("acl.finalize", code, acl)
+
+
+_inits = _Inits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +246,8 @@ class AclDevice:
         return self.run_mode is RunMode.DEVICE
 
     def _init(self) -> None:
-        code = self.acl.init()
-        if code == REPEAT_INITIALIZE:
-            return  # Another library's init; `finalize` would end it for that library as well.
-        check("acl.init", code, self.acl)
-        self._teardown.push(self._finalize)
+        if _inits.enter(self.acl):
+            self._teardown.push(lambda: _inits.leave(self.acl))
 
     def _take(self) -> None:
         acl, rt = self.acl, self.acl.rt
@@ -228,8 +270,3 @@ class AclDevice:
 
     def _reset(self) -> None:
         check("acl.rt.reset_device", self.acl.rt.reset_device(self.device_id), self.acl)
-
-    def _finalize(self) -> None:
-        code = self.acl.finalize()
-        if code != REPEAT_FINALIZE:
-            check("acl.finalize", code, self.acl)

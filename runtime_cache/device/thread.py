@@ -2,30 +2,54 @@
 
 A context is current per thread, and one stream has one order: so every pyACL call of the daemon,
 from `init` to `finalize`, runs here, one after the other.
+
+Not a `ThreadPoolExecutor`: its threads are ended by the interpreter before anything that a program
+registered with `atexit`, and a device that is to be given back then has no thread to do it on. For
+the same reason closing starts no other thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_Job = tuple["Future[Any]", Callable[[], Any]]
+
 
 class DeviceThread:
-    """Runs functions on one thread, in the order they were asked for."""
+    """Runs functions on one thread, in the order they were asked for.
+
+    The thread does not keep the process alive: whoever wants the device given back closes it.
+    """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._is_closed = False
+        self._thread = threading.Thread(target=_work_off, args=[self._jobs], name="device")
+        self._thread.daemon = True
+        self._thread.start()
 
     def start(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> asyncio.Future[T]:
-        """As `run`, but the function is on its way when this returns."""
-        return asyncio.wrap_future(self._pool.submit(function, *args, **kwargs))
+        """As `run`, but the function is on its way when this returns.
+
+        Raises:
+            RuntimeError: the thread is closed.
+        """
+        if self._is_closed:
+            raise RuntimeError("the device thread is closed")
+        future: Future[T] = Future()
+        self._jobs.put((future, partial(function, *args, **kwargs)))
+        return asyncio.wrap_future(future)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `function` on the device thread and returns what it returns.
@@ -41,4 +65,32 @@ class DeviceThread:
 
     async def close(self) -> None:
         """Waits for what was asked for and ends the thread. Idempotent."""
-        await asyncio.to_thread(self._pool.shutdown)
+        if self._is_closed:
+            return
+        last = self.start(_nothing)
+        self._is_closed = True
+        self._jobs.put(None)
+        await last
+        self._thread.join()
+
+
+def _work_off(jobs: SimpleQueue[_Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        _do(*job)
+        del job  # while it waits, it keeps nothing alive
+
+
+def _do(future: Future[Any], function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except BaseException as error:
+        future.set_exception(error)
+        del future  # or the error's traceback would keep the error itself alive
+    else:
+        future.set_result(result)
+
+
+def _nothing() -> None:
+    """The last thing that a device thread does."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from runtime_cache.aclsim import faults, inspect
@@ -96,3 +98,20 @@ def test_memory_that_the_driver_does_not_tell_is_unknown(monkeypatch: pytest.Mon
     with opened() as device:
         monkeypatch.setattr(device.acl.rt, "get_mem_info", lambda attr: (0, 0, 0))
         assert device.memory_info() is None
+
+
+def test_the_last_of_several_devices_ends_pyacl() -> None:
+    inspect.reset()
+    acl, device_id = load_acl("sim:0")
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:  # a context belongs to each
+        first = one.submit(AclDevice.open, acl, device_id).result()
+        second = two.submit(AclDevice.open, acl, device_id).result()
+        one.submit(first.close).result()
+        first = one.submit(AclDevice.open, acl, device_id).result()
+        two.submit(second.close).result()
+        # Neither of the two that have gone has taken anything from the one that is left.
+        one.submit(lambda: first.free(first.malloc(64))).result()
+        assert "acl.finalize" not in inspect.report().calls
+        one.submit(first.close).result()
+    assert inspect.report().calls["acl.finalize"] == 1
+    assert (inspect.report().num_alive, inspect.report().misuses) == (0, ())

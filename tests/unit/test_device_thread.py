@@ -58,7 +58,7 @@ async def test_closed_twice_and_not_used_again() -> None:
     thread = DeviceThread()
     await thread.close()
     await thread.close()
-    with pytest.raises(RuntimeError, match="shutdown"):
+    with pytest.raises(RuntimeError, match="closed"):
         await thread.run(int)
 
 
@@ -69,3 +69,14 @@ async def test_what_is_started_runs_before_the_loop_goes_on() -> None:
     assert has_run.wait(10)  # nothing has been awaited yet
     await running
     await thread.close()
+
+
+async def test_closing_ends_the_thread_and_needs_no_other() -> None:
+    thread = DeviceThread()
+    own = await thread.run(threading.current_thread)
+    # Whoever does not close it does not hang either.
+    assert (own.name, own.daemon) == ("device", True)
+    with pytest.MonkeyPatch.context() as patch:  # as after the end of the main program
+        patch.setattr(threading.Thread, "start", None)
+        await thread.close()
+    assert not own.is_alive()
