@@ -1,0 +1,71 @@
+"""Free device memory, looked at now and then: a gauge, and an alarm when it is low.
+
+The KV pool is one allocation made at the start, so evicting frees nothing of it: what takes device
+memory in service is the driver, or another process on the same device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from runtime_cache.device.acl_device import MemoryInfo
+from runtime_cache.errors import DeviceError
+
+log = structlog.get_logger(__name__)
+
+_MIB = 1024**2
+
+
+class MemoryWatch:
+    """What the driver last said.
+
+    Attributes:
+        info: the last reading; None if the driver does not say.
+        is_low: whether less is free than there should be.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[MemoryInfo | None]], low_bytes: int) -> None:
+        """Args:
+        read: asks the driver.
+        low_bytes: the alarm; 0 for none.
+        """
+        self.info: MemoryInfo | None = None
+        self.is_low = False
+        self._read = read
+        self._low_bytes = low_bytes
+        self._has_failed = False
+
+    async def run(self, period_s: float) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(period_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once; the log says when memory becomes low, and when it no longer is.
+
+        A refusal of the driver is logged once, and read as not knowing.
+        """
+        try:
+            self.info = await self._read()
+        except DeviceError as error:
+            self.info = None
+            if not self._has_failed:
+                log.warning("device_memory_unknown", error=str(error))
+            self._has_failed = True
+        self._judge()
+
+    def _judge(self) -> None:
+        if self.info is None:  # what is not known is no alarm, and no end of one
+            return
+        was_low, self.is_low = self.is_low, self.info.free_bytes < self._low_bytes
+        if self.is_low == was_low:
+            return
+        figures = {"free_mib": self.info.free_bytes // _MIB, "low_mib": self._low_bytes // _MIB}
+        if self.is_low:
+            log.warning("device_memory_low", **figures)
+        else:
+            log.info("device_memory_recovered", **figures)
