@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, get_args
 
-from ipc.messages import ID_PATTERN, TOKEN_ID_KEY_PATTERN, Role
+from ipc.fields import DIGEST_PATTERN, ID_PATTERN, TENANT_PATTERN, TOKEN_ID_KEY_PATTERN, Role
 
 _MAX_SHOWN_CHARS = 40
 
@@ -29,6 +29,8 @@ _LENGTH_UNITS = {"str": "characters", "array": "items", "object": "entries"}
 _OPERATORS = {">=": "≥", "<=": "≤", ">": ">", "<": "<"}
 _PATTERN_WORDS = {
     ID_PATTERN: "visible ASCII characters without spaces",
+    TENANT_PATTERN: "visible ASCII characters without spaces",
+    DIGEST_PATTERN: "lower-case hexadecimal digits",
     TOKEN_ID_KEY_PATTERN: "a token id in decimal",
 }
 

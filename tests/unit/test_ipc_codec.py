@@ -23,7 +23,7 @@ from ipc.codec import (
     sniff,
 )
 from ipc.errors import MalformedMessage, ProtocolError
-from ipc.messages import MessageId, Ping, Stats
+from ipc.messages import AnyRequest, MessageId, Ping, Stats, type_name
 
 LIMITS = Limits()
 GOLDEN = Path(__file__).parent.parent / "golden" / "wire"
@@ -168,7 +168,32 @@ def test_wide_msgpack_maps_are_fine(head: bytes) -> None:
             in_json(type="evict", id="q"),
             "invalid_request",
             "q",
-            "exactly one of `max_blocks` and `all` must be given",
+            "exactly one of `max_blocks`, `all`, `digest` and `idle_s` must be given, got none",
+        ),
+        (
+            in_json(type="evict", id="q", idle_s=0, all=True),
+            "invalid_request",
+            "q",
+            "exactly one of `max_blocks`, `all`, `digest` and `idle_s` must be given, "
+            "got `all` and `idle_s`",
+        ),
+        (
+            in_json(type="pin", id="q", digest="5E884898"),
+            "invalid_request",
+            "q",
+            '`digest`: expected lower-case hexadecimal digits, got "5E884898"',
+        ),
+        (
+            in_json(type="pin", id="q", digest="5e88489"),
+            "invalid_request",
+            "q",
+            "`digest`: expected at least 8 characters, got 7",
+        ),
+        (
+            in_json(type="explain", id="q", prompt="p", tenant="a b"),
+            "invalid_request",
+            "q",
+            '`tenant`: expected visible ASCII characters without spaces, got "a b"',
         ),
     ],
 )
@@ -355,11 +380,17 @@ FIELDS = st.sampled_from(
         "all",
         "text",
         "target",
+        "use_cache",
+        "cache_priority",
+        "digest",
+        "ttl_s",
+        "idle_s",
+        "tenant",
+        "limit",
+        "offset",
     ]
 )
-TYPES = st.sampled_from(
-    ["generate", "chat", "cancel", "ping", "info", "tokenize", "register", "release", "list"]
-)
+TYPES = st.sampled_from([type_name(request) for request in AnyRequest.__args__])
 
 
 @untimed

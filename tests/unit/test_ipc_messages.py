@@ -69,6 +69,8 @@ def is_accepted(message: dict[str, Any]) -> bool:
         ("deadline_ms", [1, 86_400_000, None], [0, 86_400_001]),
         ("ignore_eos", [True, False], [0, 1, None]),
         ("stream", [True, False], ["true"]),
+        ("use_cache", [True, False], [0, 1, None, "false"]),
+        ("cache_priority", [0, 100], [-1, 101, 50.0, None, "50"]),
         ("stop", [[], ["x"] * 16, ["x" * 256]], [["x"] * 17, [""], ["x" * 257], "x", [1]]),
         ("stop_token_ids", [[], [0] * 256, [2**31 - 1]], [[0] * 257, [-1], [2**31]]),
         ("prefix_id", ["x", "x" * 128, None], ["", "x" * 129, "a b", "a\n"]),
@@ -85,6 +87,45 @@ def test_a_field_is_accepted_up_to_its_limits_and_not_beyond(
 ) -> None:
     assert [value for value in good if not is_accepted(generate(**{name: value}))] == []
     assert [value for value in bad if is_accepted(generate(**{name: value}))] == []
+
+
+DIGESTS = ["01234567", "89abcdef" * 8]
+BAD_DIGESTS = ["", "0123456", "0" * 65, "0123456G", "0123456A", "0x123456", "01234567\n", 12345678]
+TENANTS = ["", "a", "~" * 64]
+BAD_TENANTS = ["a" * 65, "a b", "é", "a\n", 1]
+PERIODS = [5e-324, 1, 31_536_000]
+BAD_PERIODS = [-1, -0.001, 31_536_000.1, math.inf, math.nan, "1", True]
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "good", "bad"),
+    [
+        ({"type": "list"}, "limit", [1, 1000], [0, 1001, None]),
+        ({"type": "list"}, "offset", [0, 2**31 - 1], [-1, 2**31, None, 1.5]),
+        ({"type": "list"}, "tenant", [*TENANTS, None], BAD_TENANTS),
+        ({"type": "evict"}, "max_blocks", [1, 2**31 - 1], [0, 2**31]),
+        ({"type": "evict"}, "all", [True], [False, None, 1]),
+        ({"type": "evict"}, "digest", DIGESTS, [*BAD_DIGESTS, None]),
+        ({"type": "evict"}, "idle_s", [0, *PERIODS], [*BAD_PERIODS, None]),
+        ({"type": "evict", "all": True}, "tenant", [*TENANTS, None], BAD_TENANTS),
+        ({"type": "pin"}, "digest", DIGESTS, [*BAD_DIGESTS, None]),
+        ({"type": "pin", "digest": "0" * 8}, "ttl_s", [*PERIODS, None], [0, *BAD_PERIODS]),
+        ({"type": "pin", "digest": "0" * 8}, "tenant", TENANTS, [*BAD_TENANTS, None]),
+        ({"type": "unpin"}, "digest", DIGESTS, [*BAD_DIGESTS, None]),
+        ({"type": "unpin", "digest": "0" * 8}, "tenant", TENANTS, [*BAD_TENANTS, None]),
+        ({"type": "explain"}, "prompt", ["", "p"], [None, 1]),
+        ({"type": "explain"}, "prompt_ids", [[], [0]], [None, [-1], "1"]),
+        ({"type": "explain", "prompt": "p"}, "tenant", TENANTS, [*BAD_TENANTS, None]),
+        ({"type": "explain", "prompt": "p"}, "prefix_id", ["x", None], ["", "x" * 129, "a b"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_field_of_an_operator_is_accepted_up_to_its_limits_and_not_beyond(
+    message: dict[str, Any], name: str, good: list[object], bad: list[object]
+) -> None:
+    message = {"id": "a"} | message
+    assert [value for value in good if not is_accepted(message | {name: value})] == []
+    assert [value for value in bad if is_accepted(message | {name: value})] == []
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -105,8 +146,13 @@ def test_numbers_are_finite(name: str, value: float) -> None:
 
 
 def test_a_nan_cannot_be_put_into_a_request_by_its_maker_either() -> None:
+    message_id = messages.MessageId("a")
     with pytest.raises(ValueError, match="`temperature` must be a finite number, got nan"):
-        Generate(messages.MessageId("a"), prompt="p", temperature=math.nan)
+        Generate(message_id, prompt="p", temperature=math.nan)
+    with pytest.raises(ValueError, match="`ttl_s` must be a finite number, got nan"):
+        messages.Pin(message_id, digest="0" * 8, ttl_s=math.nan)
+    with pytest.raises(ValueError, match="`idle_s` must be a finite number, got inf"):
+        messages.Evict(message_id, idle_s=math.inf)
 
 
 @pytest.mark.parametrize("num_ids", [0, 1, 1_048_576])
@@ -145,10 +191,50 @@ def test_prompts_may_be_token_ids(num_ids: int) -> None:
         {"type": "evict"},
         {"type": "evict", "max_blocks": 0},
         {"type": "evict", "max_blocks": 1, "all": True},
+        {"type": "evict", "idle_s": 0, "digest": "0" * 8},
+        {"type": "evict", "tenant": "a"},
+        {"type": "pin"},
+        {"type": "pin", "ttl_s": 1},
+        {"type": "unpin"},
+        {"type": "unpin", "digest": "0" * 8, "ttl_s": 1},
+        {"type": "explain"},
+        {"type": "explain", "prompt": "p", "prompt_ids": [1]},
+        {"type": "explain", "messages": [{"role": "user", "content": ""}], "prefix_id": "p-1"},
+        {"type": "explain", "prompt": "p", "max_tokens": 1},
     ],
 )
 def test_what_a_message_must_not_be(message: dict[str, Any]) -> None:
     assert not is_accepted({"id": "a"} | message)
+
+
+#: What other servers let a client choose: whose entries it sees, or what enters their key.
+CHOICES = ["tenant", "salt", "cache_salt", "extra_key", "namespace", "adapter", "lora", "kv_dtype"]
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(
+    "request_type", [request for request in REQUESTS if request not in ADMIN_REQUESTS]
+)
+def test_no_request_of_a_user_names_a_tenant_or_alters_the_key(
+    request_type: type[Request], name: str
+) -> None:
+    path = GOLDEN / f"request.{type_name(request_type)}.1.json"
+    message = json.loads(path.read_bytes())
+    assert is_accepted(message)
+    assert not is_accepted(message | {name: "a"})
+    assert not {name for name in request_type.__struct_fields__ if name in CHOICES}
+
+
+def test_the_requests_that_name_a_tenant_are_those_of_administrators() -> None:
+    named = {request for request in REQUESTS if "tenant" in request.__struct_fields__}
+    assert named == {
+        messages.ListEntries,
+        messages.Evict,
+        messages.Pin,
+        messages.Unpin,
+        messages.Explain,
+    }
+    assert named < set(ADMIN_REQUESTS)
 
 
 def test_the_defaults_change_nothing() -> None:
@@ -164,6 +250,7 @@ def test_the_defaults_change_nothing() -> None:
         None,
         1,
     )
+    assert (request.use_cache, request.cache_priority) == (True, 50)
 
 
 def test_without_stream_changes_only_what_streams() -> None:
@@ -229,6 +316,33 @@ def test_replies_may_gain_fields() -> None:
     assert decode_reply(json.dumps(newer).encode()) == messages.Pong(
         messages.MessageId("1"), version="9", uptime_s=1.0
     )
+
+
+def test_replies_of_a_daemon_without_the_newer_fields_are_read() -> None:
+    done = json.loads((GOLDEN / "reply.done.1.json").read_bytes())
+    del done["cache"]
+    reply = decode_reply(json.dumps(done).encode())
+    assert isinstance(reply, messages.Done)
+    assert reply.cache is None
+    entry = messages.Entry(
+        digest="d",
+        num_tokens=1,
+        num_blocks=1,
+        num_bytes=1,
+        hits=0,
+        age_s=0.0,
+        idle_s=0.0,
+        in_use=False,
+    )
+    assert not {"tenant", "kept", "expires_in_s", "priority"} & msgspec.to_builtins(entry).keys()
+    assert (entry.tenant, entry.kept, entry.expires_in_s, entry.priority) == ("", "", None, 50)
+
+
+def test_a_reason_that_a_newer_daemon_gives_is_read() -> None:
+    newer = {"type": "explained", "id": "1", "prompt_tokens": 1, "cached_tokens": 0}
+    reply = decode_reply(json.dumps(newer | {"cache": {"reason": "moon"}}).encode())
+    assert isinstance(reply, messages.Explained)
+    assert reply.cache == messages.CacheReport("moon")
 
 
 # --- PROTOCOL.md --------------------------------------------------------------------------------
@@ -312,6 +426,7 @@ def test_the_protocol_page_describes_every_reply_with_all_fields() -> None:
     [
         ("turn", messages.ChatMessage),
         ("usage", messages.Usage),
+        ("cache report", messages.CacheReport),
         ("timing", messages.Timing),
         ("position", messages.Logprobs),
         ("candidate", messages.TopToken),

@@ -1,0 +1,381 @@
+"""What the daemon answers, as types: one struct a message, its fields and their units.
+
+Pure data. Read leniently: fields that a newer daemon added are skipped. A field with a default is
+left out on the wire while it has that value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from ipc.fields import FinishReason, MessageId, PrefixName
+
+
+class Reply(Struct, frozen=True, omit_defaults=True):
+    """What every message from the daemon begins with.
+
+    Attributes:
+        id: the request it answers.
+    """
+
+    id: MessageId
+
+
+class TopToken(Struct, frozen=True, array_like=True):
+    """One candidate at a position: `[token_id, logprob]` on the wire.
+
+    Attributes:
+        token_id: the candidate.
+        logprob: its natural log-probability; finite.
+    """
+
+    token_id: int
+    logprob: float
+
+
+class Logprobs(Struct, frozen=True):
+    """Log-probabilities at one position, before temperature and filters.
+
+    Attributes:
+        token_id: the token that was chosen.
+        logprob: its natural log-probability; finite.
+        top: the most probable tokens, best first; as many as the request's `logprobs`.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[TopToken, ...]
+
+
+class Tokens(Reply, frozen=True, kw_only=True, tag="tokens"):
+    """The next piece of a streamed answer.
+
+    An answer is the concatenation of `text` (and `token_ids`, `logprobs`) of its `tokens` messages
+    and of its `done`, in that order, whether it was streamed or not.
+
+    Attributes:
+        index: how many answer tokens were sent before this message.
+        text: what may be shown now; may be empty while a character or a possible stop string is
+            incomplete, so it need not be the text of exactly `token_ids`.
+        token_ids: the new tokens.
+        logprobs: one entry per token, if the request asked for them.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Logprobs, ...] = ()
+
+
+class Usage(Struct, frozen=True):
+    """What an answer used. Every count is of tokens.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt, a registered prefix before it included.
+        cached_tokens: those of them whose KV came from the cache.
+        prefilled_tokens: tokens computed before the answer could begin, or go on: those of the
+            prompt, and again what was lost if the request had to make room for others.
+        completion_tokens: answer tokens.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    prefilled_tokens: int
+    completion_tokens: int
+
+
+class Timing(Struct, frozen=True):
+    """Where the time went, measured in the daemon.
+
+    Attributes:
+        queue_ms: from arrival to the first step [milliseconds].
+        ttft_ms: from arrival to the first answer token; null if there was none [milliseconds].
+        total_ms: from arrival to the end [milliseconds].
+        tokens_per_s: answer tokens after the first, per second since the first; null below two.
+    """
+
+    queue_ms: float
+    ttft_ms: float | None
+    total_ms: float
+    tokens_per_s: float | None
+
+
+class CacheReport(Struct, frozen=True, omit_defaults=True):
+    """What the cache did for a prompt, and why not more.
+
+    Attributes:
+        reason: `hit` (all that can be reused was), `cold` (nothing cached begins like the prompt),
+            `evicted` (what comes next was cached and had to go), `diverged` (the nearest cached
+            prefix goes on differently), `extended` (the nearest cached prefix ends, the prompt
+            goes on), `too_short` (nothing of so short a prompt can be reused), `limit` (the prompt
+            goes on behind the longest prefix that is kept), `disabled` (see `detail`). Words may
+            be added.
+        diverged_at: tokens that prompt and nearest cached prefix have in common; absent: none.
+        nearest_tokens: length of that prefix [tokens].
+        detail: for `disabled`: because of what; for people.
+    """
+
+    reason: str
+    diverged_at: int | None = None
+    nearest_tokens: int | None = None
+    detail: str = ""
+
+
+class Done(Reply, frozen=True, kw_only=True, tag="done"):
+    """The last message of an answer that did not fail.
+
+    Attributes:
+        index: how many answer tokens were sent before this message; 0 if it was not streamed.
+        text: the text that no `tokens` message carried: all of it if the answer was not streamed,
+            the held-back rest (often empty) if it was.
+        token_ids: the tokens that no `tokens` message carried.
+        finish_reason: `stop` (end token, stop string or stop token), `length` (`max_tokens` or
+            the context's end), `cancelled`, `deadline`.
+        usage: token counts.
+        timing: durations.
+        stop: the stop string, or the text of the stop token, that ended the answer.
+        logprobs: one entry per token of this message, if the request asked for them.
+        cache: why so many of `usage.cached_tokens`, and not more; absent if the request ended
+            before it was admitted.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    timing: Timing
+    stop: str | None = None
+    logprobs: tuple[Logprobs, ...] = ()
+    cache: CacheReport | None = None
+
+
+class Error(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="error"):
+    """The last message of a request that was refused or failed.
+
+    Attributes:
+        id: the request it answers; null if the message was too damaged to show one.
+        code: a word to match on; PROTOCOL.md lists them.
+        message: a sentence for people; its wording may change.
+        retryable: the same request can succeed later.
+        retry_after_ms: when a new try is worthwhile [milliseconds], if the daemon knows.
+    """
+
+    id: MessageId | None
+    code: str
+    message: str
+    retryable: bool
+    retry_after_ms: int | None = None
+
+
+class Ok(Reply, frozen=True, tag="ok"):
+    """The request was carried out and has nothing to report (`cancel`)."""
+
+
+class Pong(Reply, frozen=True, kw_only=True, tag="pong"):
+    """The daemon is alive.
+
+    Attributes:
+        version: of the daemon.
+        uptime_s: since it started [seconds].
+    """
+
+    version: str
+    uptime_s: float
+
+
+class Info(Reply, frozen=True, kw_only=True, tag="info"):
+    """What is served here.
+
+    Attributes:
+        model: the bundle's name.
+        digest: of weights, KV layout and shape [hexadecimal]; equal digests give equal answers.
+        device: such as `npu:0`, or `sim:0` for the software device.
+        vocab_size: token ids are below it.
+        max_model_len: prompt and answer together [tokens].
+        block_size: tokens per KV block.
+        chat: whether the model has a chat template, so that `chat` works.
+        limits: name → value of the limits in force, such as `max_message_bytes`.
+        versions: name → version of protocol, daemon and libraries.
+    """
+
+    model: str
+    digest: str
+    device: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    chat: bool
+    limits: dict[str, int]
+    versions: dict[str, str]
+
+
+class Tokenized(Reply, frozen=True, kw_only=True, tag="tokenized"):
+    """Answer to `tokenize`.
+
+    Attributes:
+        token_ids: of the whole text or conversation, begin-of-text token included.
+    """
+
+    token_ids: tuple[int, ...]
+
+
+class Registered(Reply, frozen=True, kw_only=True, tag="registered"):
+    """A prefix is in the cache and stays there.
+
+    Attributes:
+        prefix_id: its name, for `generate` and `release`.
+        num_tokens: its length [tokens].
+        cached_tokens: those of them that were in the cache already.
+        num_bytes: device memory of the blocks that hold it [bytes].
+    """
+
+    prefix_id: PrefixName
+    num_tokens: int
+    cached_tokens: int
+    num_bytes: int
+
+
+class Released(Reply, frozen=True, kw_only=True, tag="released"):
+    """A prefix is given up; its KV may be evicted from now on.
+
+    Attributes:
+        prefix_id: its former name.
+    """
+
+    prefix_id: PrefixName
+
+
+class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One prefix in the cache: a chain of blocks from the first token on.
+
+    Attributes:
+        digest: its name [hexadecimal]; `pin`, `unpin` and `evict` take it, or its beginning.
+        num_tokens: its length [tokens].
+        num_blocks: blocks it occupies, shared ones included.
+        num_bytes: device memory of those blocks [bytes].
+        hits: how often a request reused it or a beginning of it.
+        age_s: since it was first committed [seconds].
+        idle_s: since it was last used [seconds].
+        in_use: a live request holds it; `kept` tells of other holds.
+        prefix_id: its name if it is registered.
+        tenant: whose it is; empty is the default tenant.
+        kept: why it is not evicted: `registered`, `pinned`, `leased`, the first that holds; empty:
+            it may be.
+        expires_in_s: when the lease ends [seconds], if it is `leased`.
+        priority: when room is needed, what has less goes first [0 to 100].
+    """
+
+    digest: str
+    num_tokens: int
+    num_blocks: int
+    num_bytes: int
+    hits: int
+    age_s: float
+    idle_s: float
+    in_use: bool
+    prefix_id: PrefixName | None = None
+    tenant: str = ""
+    kept: str = ""
+    expires_in_s: float | None = None
+    priority: int = 50
+
+
+class Listed(Reply, frozen=True, kw_only=True, tag="listed"):
+    """Answer to `list`.
+
+    Attributes:
+        entries: most recently used first, at most `limit`, after the first `offset`.
+        total: how many there are in all.
+    """
+
+    entries: tuple[Entry, ...]
+    total: int
+
+
+class Evicted(Reply, frozen=True, kw_only=True, tag="evicted"):
+    """Answer to `evict`.
+
+    Attributes:
+        num_blocks: blocks dropped.
+        num_bytes: pool memory that became free [bytes].
+        in_use_blocks: blocks that stayed because a live request holds them, or because they are
+            kept; unlike in an entry's `in_use`, kept ones count here.
+    """
+
+    num_blocks: int
+    num_bytes: int
+    in_use_blocks: int
+
+
+class Pinned(Reply, frozen=True, kw_only=True, tag="pinned"):
+    """A prefix is kept.
+
+    Attributes:
+        digest: its name, in full [hexadecimal].
+        num_tokens: its length [tokens].
+        num_blocks: blocks that are kept.
+        num_bytes: device memory of those blocks [bytes].
+        expires_in_s: when the lease ends [seconds]; absent: it is kept until `unpin`.
+    """
+
+    digest: str
+    num_tokens: int
+    num_blocks: int
+    num_bytes: int
+    expires_in_s: float | None = None
+
+
+class Unpinned(Reply, frozen=True, kw_only=True, tag="unpinned"):
+    """A pin or a lease is given up; the prefix may be evicted from now on.
+
+    Attributes:
+        digest: its name, in full [hexadecimal].
+    """
+
+    digest: str
+
+
+class Explained(Reply, frozen=True, kw_only=True, tag="explained"):
+    """Answer to `explain`: what would be true if the prompt came now.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt, a registered prefix before it included.
+        cached_tokens: those of them whose KV would come from the cache.
+        cache: why so many, and not more.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    cache: CacheReport
+
+
+class Stats(Reply, frozen=True, kw_only=True, tag="stats"):
+    """Answer to `stats`.
+
+    Attributes:
+        stats: section → name → value; names may be added at any time.
+    """
+
+    stats: dict[str, Any]
+
+
+AnyReply = (
+    Tokens
+    | Done
+    | Error
+    | Ok
+    | Pong
+    | Info
+    | Tokenized
+    | Registered
+    | Released
+    | Listed
+    | Evicted
+    | Pinned
+    | Unpinned
+    | Explained
+    | Stats
+)
