@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,13 @@ class TapedAcl:
 
 
 @pytest.fixture
-def calls(sum_device: AclDevice) -> list[tuple[Any, ...]]:
+def calls(sum_device: AclDevice) -> Iterator[list[tuple[Any, ...]]]:
     """What the device of `open_executor` is told from now on; copies as (way, src, dst, bytes)."""
-    taped = TapedAcl(sum_device.acl)
+    acl = sum_device.acl
+    taped = TapedAcl(acl)
     sum_device.acl = taped
-    return taped.calls
+    yield taped.calls
+    sum_device.acl = acl
 
 
 @pytest.mark.parametrize("model", VARIANTS, ids=str)

@@ -17,11 +17,10 @@ SMALL, LARGE = Gear(1, 4, 8), Gear(1, 8, 16)
 ONE, FOUR = Gear(1, 1, 16), Gear(4, 1, 16)
 
 
-class Chat:
-    """One sequence: its tokens, and the slots they live in, block by block."""
+class Fed:
+    """One sequence of any model: its tokens, and the slots they live in, block by block."""
 
-    def __init__(self, model: SumModel, blocks: list[int]) -> None:
-        self._model = model
+    def __init__(self, blocks: list[int]) -> None:
         self._slots = [block * BLOCK + i for block in blocks for i in range(BLOCK)]
         self._copies: tuple[RowCopy, ...] = ()
         self.ids: list[int] = []
@@ -43,12 +42,12 @@ class Chat:
         self.ids += ids
         return row
 
-    def share(self, other: Chat, num_tokens: int) -> None:
+    def share(self, other: Fed, num_tokens: int) -> None:
         """Starts as the first tokens of another sequence, in its slots."""
         self.ids = other.ids[:num_tokens]
         self._slots = other._slots[:num_tokens] + self._slots
 
-    def adopt(self, other: Chat, num_tokens: int) -> None:
+    def adopt(self, other: Fed, num_tokens: int) -> None:
         """Starts as another did: shares whole blocks, and copies the rest with the next feed."""
         num_copied = num_tokens % BLOCK
         num_shared = num_tokens - num_copied
@@ -57,6 +56,14 @@ class Chat:
             source, target = other._slots[num_shared], self._slots[num_shared]
             self._copies = (RowCopy(source, target, num_copied),)
         self.ids = other.ids[:num_tokens]
+
+
+class Chat(Fed):
+    """A sequence for a `SumModel`."""
+
+    def __init__(self, model: SumModel, blocks: list[int]) -> None:
+        super().__init__(blocks)
+        self._model = model
 
     def logits(self) -> list[float]:
         """What the model must answer for the last fed token."""
