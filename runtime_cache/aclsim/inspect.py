@@ -14,7 +14,7 @@ from runtime_cache.aclsim.ledger import ledger
 from runtime_cache.aclsim.process import current_stream, power_cycle, this_process
 from runtime_cache.aclsim.streams import Mark
 
-__all__ = ["Report", "clear", "hold", "power_cycle", "report", "reset"]
+__all__ = ["Report", "clear", "hold", "occupy", "power_cycle", "report", "reset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,21 @@ def hold(stream: int) -> Iterator[None]:
 
 def _wait(gate: Mark) -> None:
     gate.wait()
+
+
+@contextmanager
+def occupy(count_bytes: int, device_id: int = 0) -> Iterator[None]:
+    """Another process takes device memory, as the driver counts it, until the block ends.
+
+    Raises:
+        AclFailure: 207001 if so much is not free.
+    """
+    memory = this_process().device(device_id).memory
+    memory.charge(count_bytes)
+    try:
+        yield
+    finally:
+        memory.refund(count_bytes)
 
 
 def reset() -> None:

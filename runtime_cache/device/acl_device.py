@@ -133,7 +133,7 @@ class AclDevice:
         self._teardown.close()
 
     def memory_info(self) -> MemoryInfo | None:
-        """Free and total device memory, or None if the driver does not say.
+        """Free and total device memory, or None if the driver does not say. May be asked any time.
 
         Cards count HBM, the small boards DDR; the wrong question is answered with 0, 0.
 

@@ -81,6 +81,21 @@ def test_free_memory_follows_allocations(device: AclDevice) -> None:
     assert device.memory_info() == before
 
 
+def test_asking_for_free_memory_changes_nothing(device: AclDevice, block: int) -> None:
+    """So that a daemon may ask again and again, whatever is queued."""
+    before = device.memory_info()
+    host = device.malloc_host(512)
+    host.view[:] = 5
+    device.copy_to_device(block, host.ptr, 512)
+    during = {device.memory_info() for _ in range(200)}
+    device.copy_on_device(block + 512, block, 512)
+    device.synchronize(10_000)
+    assert during == {before}
+    assert device.memory_info() == before
+    assert download(device, block + 512, 512) == bytes([5] * 512)
+    device.free_host(host)
+
+
 def test_memset_takes_effect_at_once(device: AclDevice, block: int) -> None:
     device.fill_zero(block, 1024)
     assert download(device, block, 1024) == bytes(1024)

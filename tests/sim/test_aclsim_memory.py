@@ -11,6 +11,7 @@ import pytest
 
 import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import inspect
+from runtime_cache.aclsim.failure import AclFailure
 from tests.support.aclsim import (
     DEVICE_TO_DEVICE,
     DEVICE_TO_HOST,
@@ -40,6 +41,25 @@ def _fresh() -> Iterator[None]:
 def free_bytes() -> int:
     free, _ = ok(acl.rt.get_mem_info(DDR))
     return int(free)
+
+
+def test_another_process_can_take_memory() -> None:
+    before = free_bytes()
+    with inspect.occupy(before - 2 * MIB):
+        assert free_bytes() == 2 * MIB
+        assert acl.rt.malloc(4 * MIB, 0) == (0, 207001)
+        with pytest.raises(AclFailure, match="out of device memory"), inspect.occupy(2 * MIB + 1):
+            pass
+        assert free_bytes() == 2 * MIB
+    assert free_bytes() == before
+    assert inspect.report().device_bytes == 0
+
+
+def test_memory_of_another_device_is_another_matter() -> None:
+    with fresh_process(device_count=2):
+        before = free_bytes()
+        with inspect.occupy(MIB, device_id=1):
+            assert free_bytes() == before
 
 
 # --- addresses ---
