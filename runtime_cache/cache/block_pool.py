@@ -3,7 +3,7 @@
 A block with holds is live. A block without holds is either free (in the free list, content
 worthless) or parked by the prefix index (content cached). The pool knows nothing of the index:
 whoever drops the last hold says what becomes of the block. Block 0 is the null block, which
-padding points at; it is never handed out.
+padding points at; it is never in a pool.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from runtime_cache.ids import NULL_BLOCK, BlockId
 
 
 class BlockPool:
-    """Free list and hold counts of `num_blocks` blocks, the null block included.
+    """Free list and hold counts of a range of the KV pool's blocks.
 
-    The free list is first in, first out and starts as 1, 2, 3, ...
+    The free list is first in, first out and starts in ascending order.
+
+    Attributes:
+        blocks: the blocks; never the null block.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        if num_blocks < 2:
-            raise InternalError(f"a pool needs the null block and one more, not {num_blocks}")
-        self.num_blocks = num_blocks
-        self._holds = [0] * num_blocks
-        self._free = deque(BlockId(block) for block in range(1, num_blocks))
+    def __init__(self, blocks: range) -> None:
+        if not blocks or blocks.step != 1 or blocks.start <= NULL_BLOCK:
+            raise InternalError(f"{blocks} is no range of blocks behind the null block")
+        self.blocks = blocks
+        self._holds = [0] * blocks.stop
+        self._free = deque(map(BlockId, blocks))
         self._num_live = 0
 
     @property
     def num_usable(self) -> int:
-        """Blocks that can ever hold tokens: all but the null block."""
-        return self.num_blocks - 1
+        """How many blocks there are."""
+        return len(self.blocks)
 
     @property
     def num_free(self) -> int:
@@ -68,8 +71,8 @@ class BlockPool:
 
     def hold(self, block: BlockId) -> None:
         """Add a hold to a block that is live or parked; never to a free one."""
-        if block == NULL_BLOCK:
-            raise InternalError("the null block cannot be held")
+        if block not in self.blocks:
+            raise InternalError(f"block {block} is not of this pool")
         if self._holds[block] == 0:
             self._num_live += 1
         self._holds[block] += 1
@@ -94,8 +97,8 @@ class BlockPool:
         """Put a block without holds at the end of the free list.
 
         Raises:
-            InternalError: the block is held, or is the null block; nothing has changed.
+            InternalError: the block is held, or not of this pool; nothing has changed.
         """
-        if block == NULL_BLOCK or self._holds[block] != 0:
-            raise InternalError(f"block {block} with {self._holds[block]} holds cannot be freed")
+        if block not in self.blocks or self._holds[block] != 0:
+            raise InternalError(f"block {block} is held or not of this pool and cannot be freed")
         self._free.append(block)

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
+from runtime_cache.cache.policy import DEFAULT_PRIORITY
+from runtime_cache.cache.prefix_index import PrefixNode
+from runtime_cache.cache.results import CacheReport
 from runtime_cache.ids import BlockId
+
+
+class BlockCopy(NamedTuple):
+    """Rows to copy into a table's first own block, before anything reads them.
+
+    Attributes:
+        source: the block they are in; the request has a hold on it until they are copied.
+        num_tokens: how many, from the block's first row on.
+    """
+
+    source: BlockId
+    num_tokens: int
 
 
 class BlockTable:
@@ -15,25 +32,48 @@ class BlockTable:
         blocks   [0, num_committed): indexed, shared, never written again
                  [num_committed, len(blocks)): this request's own, written by its steps
 
-    The request has one hold on every block, and on nothing else.
+    The request has one hold on every block, one on the source of a copy, and on nothing else.
 
     Attributes:
         block_size: tokens per block.
         blocks: the blocks.
         num_committed: how many of them, from the front, are in the prefix index.
-        num_hit_tokens: tokens whose KV was there when the request was admitted.
+        num_hit_tokens: tokens whose KV was there when the request was admitted, those of `copy`
+            included.
+        copy: what is still to be copied; goes into the block that `num_hit_tokens` ends in.
+        tail: the node that holds the tokens behind the last full block, if the last commit asked.
+        is_caching: whether what it computes may enter the cache.
+        priority: of the blocks it commits.
+        report: what the cache did for it; None if it was admitted before.
         slots: slot of each token the blocks have room for, then garbage [int32, fixed length].
             Entries of computed tokens stay as they are until the next commit or release, so a
             step in flight may look at them.
     """
 
-    __slots__ = ("_offsets", "block_size", "blocks", "num_committed", "num_hit_tokens", "slots")
+    __slots__ = (
+        "_offsets",
+        "block_size",
+        "blocks",
+        "copy",
+        "is_caching",
+        "num_committed",
+        "num_hit_tokens",
+        "priority",
+        "report",
+        "slots",
+        "tail",
+    )
 
     def __init__(self, block_size: int, max_blocks: int) -> None:
         self.block_size = block_size
         self.blocks: list[BlockId] = []
         self.num_committed = 0
         self.num_hit_tokens = 0
+        self.copy: BlockCopy | None = None
+        self.tail: PrefixNode | None = None
+        self.is_caching = True
+        self.priority = DEFAULT_PRIORITY
+        self.report: CacheReport | None = None
         # Not touched until used, so a long context costs address space rather than memory.
         self.slots: npt.NDArray[np.int32] = np.empty(max_blocks * block_size, dtype=np.int32)
         self._offsets = np.arange(block_size, dtype=np.int32)
@@ -52,6 +92,7 @@ class BlockTable:
         """Give up all blocks and return them, first block first."""
         blocks, self.blocks = self.blocks, []
         self.num_committed = 0
+        self.tail = None
         return blocks
 
     def _write_slots(self, position: int) -> None:

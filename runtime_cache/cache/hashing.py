@@ -8,8 +8,7 @@ machine; `tests/golden/prefix_digests.json` holds vectors for other implementati
 
 from __future__ import annotations
 
-import hashlib
-from typing import NamedTuple
+from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +18,8 @@ from runtime_cache.ids import BlockHash
 #: Bumped whenever the encoding below changes, so that old and new digests never meet.
 _LABEL = b"rtcache-prefix-v1"
 _PACKED = np.dtype("<i4")
-
-
-class BlockKey(NamedTuple):
-    """What a full block is known by.
-
-    Attributes:
-        digest: chain digest [32 bytes].
-        tokens: its token ids, packed [block_size * 4 bytes]; compared on every hit.
-    """
-
-    digest: BlockHash
-    tokens: bytes
+#: Bytes of one packed token id.
+TOKEN_BYTES = 4
 
 
 def root_digest(
@@ -55,42 +44,77 @@ def root_digest(
         tenant_salt,
     )
     encoded = b"".join(len(field).to_bytes(4, "little") + field for field in fields)
-    return BlockHash(hashlib.sha256(encoded).digest())
+    return BlockHash(sha256(encoded).digest())
 
 
 def next_digest(parent: BlockHash, tokens: bytes) -> BlockHash:
-    """Digest of the block with packed `tokens` that follows `parent` (a block or the root)."""
-    return BlockHash(hashlib.sha256(parent + tokens).digest())
+    """Digest of the block with packed `tokens` that follows `parent` (a block or the root).
+
+    The block need not be full: the last block of a prefix is known by its tokens so far.
+    """
+    return BlockHash(sha256(parent + tokens).digest())
 
 
 class HashChain:
-    """The keys of one sequence's full blocks, each hashed once.
+    """The digests of one sequence's full blocks, each hashed once, and its tokens packed.
 
     Belongs to a request for its whole life: it survives a preemption, and grows with the answer.
 
     Attributes:
         root: where the chain starts.
         block_size: tokens per block.
-        keys: one per full block hashed so far, in token order.
+        digests: one per full block so far, in token order.
+        packed: all tokens so far, packed [4 bytes each].
     """
 
-    __slots__ = ("block_size", "keys", "root")
+    __slots__ = ("block_size", "digests", "packed", "root")
 
     def __init__(self, root: BlockHash, block_size: int) -> None:
         self.root = root
         self.block_size = block_size
-        self.keys: list[BlockKey] = []
+        self.digests: list[BlockHash] = []
+        self.packed = b""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far, those behind the last full block included."""
+        return len(self.packed) // TOKEN_BYTES
 
     def extend(self, tokens: npt.NDArray[np.int32]) -> None:
-        """Hash the full blocks of `tokens` that are not hashed yet.
+        """Take in the tokens that are new, and hash the blocks they fill.
 
         Args:
-            tokens: the whole sequence [int32, any length]; what was hashed before is not read.
+            tokens: the whole sequence [int32, any length]; what was taken in before is not read.
         """
-        size = self.block_size
-        packed = tokens.astype(_PACKED, copy=False)
-        parent = self.keys[-1].digest if self.keys else self.root
-        for start in range(len(self.keys) * size, len(packed) - size + 1, size):
-            block = packed[start : start + size].tobytes()
-            parent = next_digest(parent, block)
-            self.keys.append(BlockKey(parent, block))
+        self.packed += tokens[self.num_tokens :].astype(_PACKED, copy=False).tobytes()
+        packed, digests, width = self.packed, self.digests, self.block_size * TOKEN_BYTES
+        digest = digests[-1] if digests else self.root
+        for start in range(len(digests) * width, len(packed) - width + 1, width):
+            digest = BlockHash(sha256(digest + packed[start : start + width]).digest())
+            digests.append(digest)
+
+    def block(self, position: int, end: int | None = None) -> bytes:
+        """Packed tokens of the block at `position`, as far as there are any.
+
+        Args:
+            end: leave out the tokens of the sequence from here on; None for no limit.
+        """
+        width = self.block_size * TOKEN_BYTES
+        stop = (position + 1) * width
+        return self.packed[position * width : stop if end is None else min(stop, end * TOKEN_BYTES)]
+
+    def digest_before(self, position: int) -> BlockHash:
+        """Digest of the block before `position`; the root for the first block."""
+        return self.digests[position - 1] if position else self.root
+
+
+def common_tokens(one: bytes, other: bytes) -> int:
+    """How many tokens two packed sequences have in common at the beginning."""
+    num_bytes = min(len(one), len(other))
+    difference = int.from_bytes(one[:num_bytes], "little") ^ int.from_bytes(
+        other[:num_bytes], "little"
+    )
+    if not difference:
+        return num_bytes // TOKEN_BYTES
+    lowest_bit = (difference & -difference).bit_length() - 1
+    return lowest_bit // (8 * TOKEN_BYTES)

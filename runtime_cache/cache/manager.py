@@ -1,102 +1,103 @@
 """The prefix cache: match, reserve, commit, release. Pure.
 
 A request's road: `admit` finds the longest cached prefix, holds it and reserves blocks for the
-rest; a step writes KV into them; `commit` indexes the blocks that are now full; `reserve` adds
-blocks as the answer grows; `release` gives everything back, and what was committed stays cached
-until it is evicted.
+rest; a step writes KV into them; `commit` indexes what is now computed; `reserve` adds blocks as
+the answer grows; `release` gives everything back, and what was committed stays cached until it is
+evicted. (In the words of the Runtime article: `lookup` is `match`, `insert` is `commit`.)
 
-Nothing is visible to other requests before the step that wrote it is done, so a step that fails
-leaves no trace but free blocks. Only whole blocks are reused.
+- Whole blocks are shared in place. Inside the block after them the longest common run of committed
+  tokens is reused by copying its rows into the request's first own block.
+- Nothing is visible to other requests before the step that wrote it is done, so a step that fails
+  leaves no trace but free blocks.
+- Eviction is ahead of need: after every change, when fewer than `low_watermark_blocks` are free,
+  the cache shrinks until `high_watermark_blocks` are or nothing is left to evict. Live requests may
+  use those. What a request, a registration, a pin or a lease holds is never evicted.
 
-Eviction is least recently used first, and ahead of need: after every change the cache shrinks until
-`low_watermark_blocks` are free or nothing is left to evict. Live requests may use those.
+What an operator does with the cache (pins, lists, evictions) is in `desk`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from runtime_cache.cache.block_pool import BlockPool
-from runtime_cache.cache.block_table import BlockTable
-from runtime_cache.cache.hashing import BlockKey, HashChain
+from runtime_cache.cache.block_table import BlockCopy, BlockTable
+from runtime_cache.cache.hashing import HashChain, next_digest
+from runtime_cache.cache.keeps import Keeps
+from runtime_cache.cache.policy import DEFAULT_PRIORITY, CachePolicy
 from runtime_cache.cache.prefix_index import PrefixIndex, PrefixNode
-from runtime_cache.cache.results import CacheCounters, CacheEntry, Evicted, Match, Registration
+from runtime_cache.cache.reports import EvictedDigests, report
+from runtime_cache.cache.results import CacheCounters, CacheReport, Keep, Match, MatchHint
 from runtime_cache.errors import ConfigError, InternalError
 from runtime_cache.ids import BlockHash, BlockId, PrefixId
 
+_NO_MATCH = Match()
+
 
 class CacheManager:
-    """Pool, index and registrations, kept consistent.
+    """Pool, index and keeps, kept consistent.
 
     The three gauges `num_live`, `num_evictable` and `num_free` always add up to `num_usable`.
 
     Attributes:
         block_size: tokens per block.
         root: where the hash chains of new requests start.
+        policy: see `CachePolicy`.
         counters: see `CacheCounters`.
-        now_s: the time of the event in work; set by the engine, for the ages of entries alone.
-        max_registered_blocks: how many blocks registrations may hold together, and how many of
-            them there may be: those shorter than a block hold none.
+        now_s: the time of the event in work; set by the engine.
+        pool, index, keeps: for reading.
     """
 
     def __init__(
         self,
         *,
-        num_blocks: int,
+        blocks: range,
         block_size: int,
         root: BlockHash,
-        low_watermark_blocks: int = 0,
-        max_registered_blocks: int | None = None,
-        is_enabled: bool = True,
+        policy: CachePolicy = CachePolicy(),  # noqa: B008 (frozen)
     ) -> None:
         """Make an empty cache.
 
         Args:
-            num_blocks: blocks of the KV pool, the null block included.
-            low_watermark_blocks: how many blocks to keep free while something can be evicted.
-            max_registered_blocks: how many blocks registrations may hold together; None for half
-                of the pool, so that requests always find room.
-            is_enabled: if False nothing is ever indexed, so every prompt is computed whole.
+            blocks: its blocks of the KV pool; never the null block.
 
         Raises:
             ConfigError: a size is out of range.
         """
-        if num_blocks < 2 or block_size < 1:
-            raise ConfigError(f"a pool of {num_blocks} blocks of {block_size} tokens is too small")
-        if not 0 <= low_watermark_blocks < num_blocks:
+        if len(blocks) < 1 or block_size < 1:
             raise ConfigError(
-                f"a low watermark of {low_watermark_blocks} blocks does not fit {num_blocks} blocks"
+                f"a cache of {len(blocks)} blocks of {block_size} tokens is too small"
             )
+        low, high = policy.low_watermark_blocks, policy.high_watermark_blocks
+        if not 0 <= low <= len(blocks) or high > len(blocks):
+            raise ConfigError(f"watermarks of {low} and {high} blocks do not fit {len(blocks)}")
         self.block_size = block_size
         self.root = root
+        self.policy = policy
         self.counters = CacheCounters()
         self.now_s = 0.0
-        self.pool = BlockPool(num_blocks)
-        self.index = PrefixIndex()
-        self.max_registered_blocks = (
-            self.pool.num_usable // 2 if max_registered_blocks is None else max_registered_blocks
-        )
-        self._low_watermark_blocks = low_watermark_blocks
-        self._is_enabled = is_enabled
-        self._registrations: dict[PrefixId, Registration] = {}
+        self.pool = BlockPool(blocks)
+        self.index = PrefixIndex(policy.eviction, len(blocks))
+        max_kept = policy.max_kept_blocks
+        self.keeps = Keeps(len(blocks) // 2 if max_kept is None else max_kept)
+        self._evicted = EvictedDigests(len(blocks))
 
     # -- gauges -------------------------------------------------------------------------------
 
     @property
     def num_usable(self) -> int:
-        """All blocks but the null block."""
+        """All blocks."""
         return self.pool.num_usable
 
     @property
     def num_live(self) -> int:
-        """Blocks held by requests and registrations."""
+        """Blocks held by requests and keeps."""
         return self.pool.num_live
 
     @property
     def num_evictable(self) -> int:
         """Cached blocks that nobody holds."""
-        return self.index.num_parked
+        return len(self.index.parked)
 
     @property
     def num_free(self) -> int:
@@ -106,28 +107,60 @@ class CacheManager:
     @property
     def num_available(self) -> int:
         """Blocks a live request can get: the free ones, then the evictable."""
-        return self.pool.num_free + self.index.num_parked
+        return self.num_free + self.num_evictable
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens fill or begin."""
         return -(-num_tokens // self.block_size)
 
-    # -- the road of a request ----------------------------------------------------------------
+    # -- looking ------------------------------------------------------------------------------
 
     def new_chain(self) -> HashChain:
         """An empty hash chain for a new request."""
         return HashChain(self.root, self.block_size)
 
     def match(self, chain: HashChain, max_tokens: int) -> Match:
-        """Find the longest cached prefix, in whole blocks. Changes nothing.
+        """Find the longest cached prefix, to the token. Changes nothing.
 
         Args:
             chain: extended over the prompt.
             max_tokens: the longest useful match; one less than the prompt for a request that
                 needs logits, so that at least its last token is computed.
         """
-        nodes = self.index.longest_match(chain.keys, max_tokens // self.block_size)
-        return Match(len(nodes) * self.block_size, tuple(node.block for node in nodes))
+        size = self.block_size
+        limit = self.policy.cacheable(max_tokens)
+        nodes: list[PrefixNode] = []
+        self.index.extend_match(nodes, chain, self.num_blocks_for(limit))
+        num_common, closest = len(nodes) * size, None
+        if num_common < limit:
+            parent = nodes[-1] if nodes else None
+            run = chain.block(len(nodes))
+            closest, num_in_block = self.index.children_of(parent).closest(run)
+            num_common += num_in_block
+        num_tokens = self.policy.on_grid(min(num_common, limit))
+        num_full, num_rows = divmod(num_tokens, size)
+        source = None
+        if num_rows:
+            source = nodes[num_full] if num_full < len(nodes) else closest
+        return Match(num_tokens, tuple(nodes[:num_full]), source, num_common, closest)
+
+    def match_length(self, chain: HashChain, hint: MatchHint, max_tokens: int) -> int:
+        """How many tokens of a waiting request are cached, in whole blocks.
+
+        Costs little when it is asked again and again with the same hint.
+        """
+        nodes = hint.nodes
+        while nodes and not nodes[-1].is_indexed:
+            nodes.pop()
+        max_blocks = self.policy.cacheable(max_tokens) // self.block_size
+        self.index.extend_match(nodes, chain, max_blocks)
+        return len(nodes) * self.block_size
+
+    def report(self, chain: HashChain, max_hit_tokens: int) -> CacheReport:
+        """What the cache would do for a prompt now, and why not more. Changes nothing."""
+        return self._report(self.match(chain, max_hit_tokens), chain, max_hit_tokens)
+
+    # -- the road of a request ----------------------------------------------------------------
 
     def admit(
         self,
@@ -136,6 +169,9 @@ class CacheManager:
         num_tokens: int,
         max_tokens: int,
         max_hit_tokens: int,
+        priority: int = DEFAULT_PRIORITY,
+        is_caching: bool = True,
+        is_kept: bool = False,
         is_retry: bool = False,
     ) -> BlockTable | None:
         """Hold the longest cached prefix and reserve blocks for the rest of the tokens.
@@ -145,26 +181,37 @@ class CacheManager:
             num_tokens: tokens to have room for now.
             max_tokens: tokens the request can ever have KV for.
             max_hit_tokens: as `max_tokens` of `match`.
+            priority: of what it uses and leaves, 0 to 100.
+            is_caching: False to neither read nor write the cache.
+            is_kept: it is a registration, which is kept also where requests leave nothing.
             is_retry: the request was admitted before, and is in the counters.
 
         Returns:
             The request's table, or None if there are too few blocks; then nothing has changed.
         """
-        match = self.match(chain, max_hit_tokens)
-        num_new = self.num_blocks_for(num_tokens) - len(match.blocks)
-        num_unparked = sum(map(self.index.is_parked, match.blocks))
-        if num_new > self.num_available - num_unparked:
+        match = best = self.match(chain, max_hit_tokens) if is_caching else _NO_MATCH
+        if match.source is not None and not self._has_room(match, num_tokens):
+            # The block to copy from may be the very one that is missing.
+            match = self.match(chain, len(match.nodes) * self.block_size)
+        if not self._has_room(match, num_tokens):
             return None
         table = BlockTable(self.block_size, self.num_blocks_for(max(num_tokens, max_tokens)))
-        for block in match.blocks:
-            self._reuse(table, block)
-        table.num_committed = len(match.blocks)
-        table.num_hit_tokens = match.num_tokens
-        if not is_retry:
-            self.counters.queried_tokens += num_tokens
-            self.counters.hit_tokens += match.num_tokens
-        self._append_new(table, num_new)
+        table.is_caching = (
+            is_caching and self.policy.is_enabled and (self.policy.is_auto or is_kept)
+        )
+        table.priority = priority
+        if is_caching and not is_retry:
+            self._count_match(match, num_tokens, max_hit_tokens)
+            table.report = self._report(best, chain, max_hit_tokens)
+        self._take_match(table, match)
+        self._append_new(table, self.num_blocks_for(num_tokens) - len(match.nodes))
         return table
+
+    def copied(self, table: BlockTable) -> None:
+        """The rows of `table.copy` are in the table's own block: give its source back."""
+        if table.copy is not None:
+            copy, table.copy = table.copy, None
+            self._release_blocks((copy.source,))
 
     def reserve(self, table: BlockTable, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens in all.
@@ -185,8 +232,10 @@ class CacheManager:
         self._append_new(table, num_new)
         return True
 
-    def commit(self, table: BlockTable, chain: HashChain, num_tokens: int) -> None:
-        """Index the full blocks among the first `num_tokens` tokens, whose KV is in the pool.
+    def commit(
+        self, table: BlockTable, chain: HashChain, num_tokens: int, *, is_tail: bool = False
+    ) -> None:
+        """Index what is computed of the first `num_tokens` tokens, whose KV is in the pool.
 
         A block that was computed by another request meanwhile is given up for the other's: so the
         parent of an indexed block is always indexed, and always held by who holds the block. Call
@@ -194,64 +243,67 @@ class CacheManager:
 
         Args:
             chain: extended over at least those tokens.
+            is_tail: index the partly filled last block too. The request may go on writing behind
+                those tokens.
         """
-        num_full = num_tokens // self.block_size
-        if num_full == table.num_committed or not self._is_enabled:
+        if not table.is_caching:
             return
+        table.tail = None
+        num_tokens = self.policy.cacheable(num_tokens)
+        num_full, num_rest = divmod(num_tokens, self.block_size)
         for position in range(table.num_committed, num_full):
-            if not self._commit_block(table, position, chain.keys[position]):
+            if not self._commit_block(table, position, chain):
                 break
             table.num_committed += 1
-        self._evict_to_watermark()
+        if is_tail and num_rest and table.num_committed == num_full:
+            self._commit_tail(table, chain, num_tokens)
+        self._trim()
 
     def release(self, table: BlockTable) -> None:
         """Give back all holds. What is committed stays cached; the other blocks are free."""
+        self.copied(table)
         self._release_blocks(table.clear())
+        self._trim()
 
     def drop(self, table: BlockTable, *, is_all_suspect: bool = False) -> None:
         """Release a request whose step has failed: what that step wrote is suspect.
 
-        A step only writes into blocks that are not committed, and those never enter the index
-        now. Nothing of the step may still be writing.
+        Its blocks that are not full leave the index, also if someone else holds them. Nothing of
+        the step may still be writing.
 
         Args:
-            is_all_suspect: its committed blocks are not to be reused either. Those that others
-                hold, or that others' blocks continue, stay.
+            is_all_suspect: its full blocks are not to be reused either. Those that others hold, or
+                that others' blocks continue, stay.
         """
         blocks = tuple(table.blocks)
         self.counters.dropped_blocks += len(blocks) - table.num_committed
+        for block in blocks[table.num_committed :]:
+            node = self.index.node_of(block)
+            if node is not None:
+                self.index.remove(node)
         self.release(table)
         if is_all_suspect:
             self._forget(blocks)
 
     # -- registered prefixes ------------------------------------------------------------------
 
-    @property
-    def num_registered_blocks(self) -> int:
-        """Blocks that registrations hold; a shared one counts once."""
-        return len(self._registered_blocks())
-
-    def register(self, prefix_id: PrefixId, table: BlockTable) -> Registration | None:
-        """Hold the committed blocks of `table` until `unregister`.
+    def register(self, prefix_id: PrefixId, table: BlockTable) -> Keep | None:
+        """Hold what is committed of `table`, its tail included, until `unregister`.
 
         Registering an id again replaces what it held, so repeating a registration changes nothing.
 
         Returns:
-            None if there would be more of them, or they would hold more, than they may; then
+            None if there would be more keeps, or they would hold more, than they may; then
             nothing has changed.
         """
-        limit = self.max_registered_blocks
-        if prefix_id not in self._registrations and len(self._registrations) >= limit:
-            return None
-        blocks = tuple(table.blocks[: table.num_committed])
-        if len(self._registered_blocks(besides=prefix_id) | set(blocks)) > limit:
-            return None
-        for block in blocks:
-            self.pool.hold(block)
-        self.unregister(prefix_id)
-        registration = Registration(prefix_id, len(blocks) * self.block_size, blocks, self.now_s)
-        self._registrations[prefix_id] = registration
-        return registration
+        nodes = [self._node_of(block) for block in table.blocks[: table.num_committed]]
+        if table.tail is not None:
+            nodes.append(table.tail)
+        digest = nodes[-1].digest.hex() if nodes else ""
+        num_tokens = nodes[-1].num_tokens if nodes else 0
+        blocks = tuple(node.block for node in nodes)
+        keep = Keep(prefix_id, "registration", digest, num_tokens, blocks, self.now_s)
+        return keep if self.keep(keep) else None
 
     def unregister(self, prefix_id: PrefixId) -> bool:
         """Give up a registration; its blocks become evictable unless someone else holds them.
@@ -259,98 +311,142 @@ class CacheManager:
         Returns:
             Whether there was one.
         """
-        registration = self._registrations.pop(prefix_id, None)
-        if registration is None:
+        return self.give_up(self.keeps.pop("registration", prefix_id))
+
+    def keep(self, keep: Keep) -> bool:
+        """Hold the blocks of a keep in place of an earlier one of its name.
+
+        Returns:
+            False if that would exceed the limits; then nothing has changed.
+        """
+        if not self.keeps.has_room(keep):
             return False
-        self._release_blocks(registration.blocks)
+        for block in keep.blocks:
+            self._hold(block)
+        self.give_up(self.keeps.add(keep))
         return True
 
-    def registrations(self) -> list[Registration]:
-        """All registrations, in the order they were made."""
-        return list(self._registrations.values())
+    def give_up(self, keep: Keep | None) -> bool:
+        """Give back the blocks of a keep that is struck off; False for None."""
+        if keep is None:
+            return False
+        self._release_blocks(keep.blocks)
+        self._trim()
+        return True
 
-    def _registered_blocks(self, besides: PrefixId | None = None) -> set[BlockId]:
-        others = (r.blocks for r in self._registrations.values() if r.prefix_id != besides)
-        return set().union(*others)
-
-    # -- for operators ------------------------------------------------------------------------
-
-    def evict(self, max_blocks: int | None = None) -> Evicted:
-        """Evict cached blocks, least recently used first.
-
-        Args:
-            max_blocks: how many at the most; None for all that nobody holds.
-        """
-        num_wanted = self.num_evictable if max_blocks is None else max_blocks
-        num_evicted = min(num_wanted, self.num_evictable)
-        self._evict(num_evicted)
-        return Evicted(num_evicted, len(self.index) - self.num_evictable)
-
-    def entries(self) -> list[CacheEntry]:
-        """The cached prefixes that nothing continues or that are registered; last used first.
-
-        Registered ones that are shorter than a block, of which nothing is kept, come last.
-        """
-        ids_by_block: dict[BlockId, list[PrefixId]] = {}
-        num_registered: Counter[BlockId] = Counter()
-        for registration in self._registrations.values():
-            num_registered.update(registration.blocks)
-            if registration.blocks:
-                ids_by_block.setdefault(registration.blocks[-1], []).append(registration.prefix_id)
-        nodes = [n for n in self.index if n.num_children == 0 or n.block in ids_by_block]
-        nodes.sort(key=lambda node: node.last_used_s, reverse=True)
-        entries = [
-            self._entry(n, num_registered[n.block], tuple(ids_by_block.get(n.block, ())))
-            for n in nodes
-        ]
-        return entries + [_empty_entry(r) for r in self._registrations.values() if not r.blocks]
-
-    def _entry(
-        self, node: PrefixNode, num_registered: int, prefix_ids: tuple[PrefixId, ...]
-    ) -> CacheEntry:
-        return CacheEntry(
-            digest=node.key.digest.hex(),
-            num_tokens=node.num_blocks * self.block_size,
-            num_blocks=node.num_blocks,
-            num_requests=self.pool.num_holds(node.block) - num_registered,
-            num_hits=node.first.num_hits,
-            created_s=node.created_s,
-            last_used_s=node.last_used_s,
-            prefix_ids=prefix_ids,
-        )
+    def expire(self) -> None:
+        """Give up the leases whose time is over at `now_s`."""
+        for keep in self.keeps.expired(self.now_s):
+            self.give_up(self.keeps.pop(keep.kind, keep.name))
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _reuse(self, table: BlockTable, block: BlockId) -> None:
-        node = self._node_of(block)
-        self._hold(node)
+    def _report(self, match: Match, chain: HashChain, max_hit_tokens: int) -> CacheReport:
+        return report(match, chain, max_hit_tokens, self.policy, self.index, self._evicted)
+
+    def _has_room(self, match: Match, num_tokens: int) -> bool:
+        num_new = self.num_blocks_for(num_tokens) - len(match.nodes)
+        num_unparked = sum(node.rank is not None for node in match.nodes)
+        if match.source is not None:
+            num_unparked += match.source.rank is not None
+        return num_new <= self.num_available - num_unparked
+
+    def _count_match(self, match: Match, num_tokens: int, max_hit_tokens: int) -> None:
+        counters = self.counters
+        counters.queried_tokens += num_tokens
+        counters.hit_tokens += match.num_tokens
+        counters.copied_tokens += match.num_tokens - len(match.nodes) * self.block_size
+        if self.policy.grid_tokens > 1:
+            counters.rounded_tokens += min(match.num_common, max_hit_tokens) - match.num_tokens
+        last = match.source or (match.nodes[-1] if match.nodes else None)
+        if last is not None:
+            counters.reuses += 1
+            counters.reuse_gap_s += self.now_s - last.last_used_s
+
+    def _take_match(self, table: BlockTable, match: Match) -> None:
+        table.num_hit_tokens = match.num_tokens
+        table.num_committed = len(match.nodes)
+        for node in match.nodes:
+            self._reuse(node, table.priority)
+            table.append(node.block)
+        if match.source is not None:
+            num_rows = match.num_tokens - len(match.nodes) * self.block_size
+            self._reuse(match.source, table.priority)
+            table.copy = BlockCopy(match.source.block, num_rows)
+
+    def _reuse(self, node: PrefixNode, priority: int) -> None:
+        self._hold(node.block)
         node.num_hits += 1
         node.last_used_s = self.now_s
-        table.append(block)
+        node.priority = max(node.priority, priority)
 
     def _append_new(self, table: BlockTable, num_new: int) -> None:
-        self._evict(max(0, num_new - self.pool.num_free))
+        self.evict_oldest(num_new - self.num_free, "need")
         for block in self.pool.allocate(num_new):
             table.append(block)
-        self._evict_to_watermark()
+        self._trim()
 
-    def _commit_block(self, table: BlockTable, position: int, key: BlockKey) -> bool:
-        """Index one block, or move the request onto its twin. False on a digest collision."""
+    def _commit_block(self, table: BlockTable, position: int, chain: HashChain) -> bool:
+        """Index one full block, or move the request onto its twin. False on a collision."""
         parent = self._node_of(table.blocks[position - 1]) if position else None
-        block = table.blocks[position]
-        twin = self.index.get(key.digest)
+        digest, tokens = chain.digests[position], chain.block(position)
+        twin = self.index.get(digest)
         if twin is None:
-            self.index.insert(key, block, parent, self.now_s)
-            self.counters.inserted_blocks += 1
+            self._index(table, position, parent, digest, tokens)
             return True
-        if not twin.is_same(key, parent):
+        if twin.parent is not parent or twin.tokens != tokens:
             self.counters.collisions += 1
             return False
-        self._hold(twin)
-        table.replace(position, twin.block)
-        self._release_blocks((block,))
-        self.counters.duplicate_blocks += 1
+        block = table.blocks[position]
+        if twin.block != block:
+            self._hold(twin.block)
+            twin.priority = max(twin.priority, table.priority)
+            table.replace(position, twin.block)
+            self._abandon(block)
+            self.counters.duplicate_blocks += 1
         return True
+
+    def _commit_tail(self, table: BlockTable, chain: HashChain, num_tokens: int) -> None:
+        """Index the partly filled last block, unless another block begins with the same tokens."""
+        position = num_tokens // self.block_size
+        parent = self._node_of(table.blocks[position - 1]) if position else None
+        tokens = chain.block(position, num_tokens)
+        table.tail = self.index.children_of(parent).covering(tokens)
+        if table.tail is None and table.copy is None:
+            digest = next_digest(chain.digest_before(position), tokens)
+            table.tail = self._index(table, position, parent, digest, tokens)
+
+    def _index(
+        self,
+        table: BlockTable,
+        position: int,
+        parent: PrefixNode | None,
+        digest: BlockHash,
+        tokens: bytes,
+    ) -> PrefixNode:
+        """Make a block of the table known by `tokens`."""
+        block = table.blocks[position]
+        node = self.index.node_of(block)
+        shorter = self.index.children_of(parent).covered(tokens)
+        if node is None:
+            node = self.index.insert(digest, tokens, block, parent, self.now_s)
+            node.priority = table.priority
+            self.counters.inserted_blocks += 1
+        else:
+            self.index.grow(node, digest, tokens)
+        if shorter is not None and shorter is not node and shorter.rank is not None:
+            self._supersede(shorter)
+        node.last_used_s = self.now_s
+        return node
+
+    def _abandon(self, block: BlockId) -> None:
+        """Give up a held block whose tokens are in another one too."""
+        if self.pool.release(block):
+            return
+        node = self.index.node_of(block)
+        if node is not None:
+            self.index.remove(node)
+        self.pool.free(block)
 
     def _node_of(self, block: BlockId) -> PrefixNode:
         node = self.index.node_of(block)
@@ -358,21 +454,22 @@ class CacheManager:
             raise InternalError(f"block {block} is committed but not indexed")
         return node
 
-    def _hold(self, node: PrefixNode) -> None:
-        self.index.unpark(node)
-        self.pool.hold(node.block)
+    def _hold(self, block: BlockId) -> None:
+        self.index.parked.unpark(self._node_of(block))
+        self.pool.hold(block)
 
     def _release_blocks(self, blocks: Iterable[BlockId]) -> None:
-        """Drop one hold on each of a chain's blocks, tail first (see `prefix_index` for why)."""
+        """Drop one hold on each of a chain's blocks, tail first (see `eviction` for why)."""
         for block in reversed(tuple(blocks)):
             if self.pool.release(block):
                 continue
             node = self.index.node_of(block)
             if node is None:
                 self.pool.free(block)
+            elif self.index.children_of(node.parent).superseding(node) is None:
+                self.index.parked.park(node)
             else:
-                self.index.park(node)
-        self._evict_to_watermark()
+                self._supersede(node)
 
     def _forget(self, blocks: tuple[BlockId, ...]) -> None:
         """Take a released chain out of the cache, tail first, as far as it is nobody else's."""
@@ -380,29 +477,43 @@ class CacheManager:
             node = self.index.node_of(block)
             if node is None:
                 continue  # it was never committed, or has been evicted just now
-            if node.num_children or not self.index.is_parked(block):
+            if node.children or node.rank is None:
                 return
-            self.index.evict(node)
-            self.pool.free(block)
-            self.counters.evicted_blocks += 1
+            self._remove(node)
+            self.counters.dropped_blocks += 1
 
-    def _evict_to_watermark(self) -> None:
-        self._evict(min(self._low_watermark_blocks - self.pool.num_free, self.index.num_parked))
+    # -- eviction -----------------------------------------------------------------------------
 
-    def _evict(self, num_blocks: int) -> None:
-        for _ in range(num_blocks):
-            self.pool.free(self.index.evict_oldest().block)
-            self.counters.evicted_blocks += 1
+    def evict_oldest(self, num_blocks: int, reason: str) -> None:
+        """Evict the next blocks in order, as many as there are; none for a number below 1."""
+        for _ in range(min(num_blocks, self.num_evictable)):
+            self.evict_node(self.index.parked.oldest(), reason)
 
+    def evict_node(self, node: PrefixNode, reason: str) -> None:
+        """Evict a block that nobody holds and nothing continues."""
+        counters = self.counters
+        counters.evicted_blocks += 1
+        counters.evicted_by[reason] += 1
+        counters.evicted_unused_blocks += node.num_hits == 0
+        counters.evicted_idle_s += self.now_s - node.last_used_s
+        self._evicted.add(node)
+        self._remove(node)
 
-def _empty_entry(registration: Registration) -> CacheEntry:
-    return CacheEntry(
-        digest="",
-        num_tokens=0,
-        num_blocks=0,
-        num_requests=0,
-        num_hits=0,
-        created_s=registration.created_s,
-        last_used_s=registration.created_s,
-        prefix_ids=(registration.prefix_id,),
-    )
+    def _supersede(self, node: PrefixNode) -> None:
+        """Another block has all the tokens of this one, and goes on."""
+        self._remove(node)
+        self.counters.superseded_blocks += 1
+
+    def _remove(self, node: PrefixNode) -> None:
+        self.index.remove(node)
+        self.pool.free(node.block)
+
+    def _trim(self) -> None:
+        """Evict ahead of need, and what exceeds the number of prefixes."""
+        policy = self.policy
+        if self.num_free < policy.low_watermark_blocks:
+            most = max(policy.low_watermark_blocks, policy.high_watermark_blocks)
+            self.evict_oldest(most - self.num_free, "watermark")
+        if policy.max_leaves is not None:
+            while self.index.num_leaves > policy.max_leaves and self.num_evictable:
+                self.evict_node(self.index.parked.oldest(), "max_cached_prefixes")

@@ -1,89 +1,103 @@
-"""Which prefixes are in the pool: digest to block, and the order of eviction. Pure.
+"""Which prefixes are in the pool: a tree of blocks, found by digest. Pure.
 
-Every indexed block is a node; its parent, the block before it in the prefix, is indexed too. Nodes
-without holds are *parked* in one queue, least recently released first, and evicted from its front.
-
-Why the front is always a leaf, so that eviction is O(1) and needs no search: whoever holds a node
-holds all its ancestors, and gives holds back tail first. So the last hold on a node goes before the
-last hold on its parent, and a child always stands before its parent in the queue. `invariants`
-checks this.
+Every indexed block is a node; its parent, the block before it in the prefix, is indexed too. A node
+is full, or it is the partly filled last block of a prefix; then it has no children, and its owner
+may still write behind the tokens it is known by. No node is only the beginning of a sibling, unless
+someone holds it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from runtime_cache.cache.hashing import BlockKey
+from runtime_cache.cache.children import Children
+from runtime_cache.cache.eviction import EvictionQueue, Rank
+from runtime_cache.cache.hashing import TOKEN_BYTES, HashChain
+from runtime_cache.cache.policy import DEFAULT_PRIORITY, EvictionPolicy
 from runtime_cache.errors import InternalError
 from runtime_cache.ids import BlockHash, BlockId
 
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """One committed full block.
+    """One committed block.
 
     Attributes:
-        key: digest and packed tokens.
+        digest: chain digest [32 bytes].
+        tokens: its token ids, packed [4 bytes each]; compared on every hit.
         block: where its KV is.
         parent: the block before it; None for the first block of a prefix.
-        num_blocks: length of the prefix that ends here [blocks].
-        num_children: indexed blocks that directly follow this one.
-        num_hits: how often a request was admitted with this block.
+        num_tokens: length of the prefix that ends here.
+        num_blocks: the same in blocks.
         created_s: when it was inserted, on the clock of the engine's events.
         last_used_s: when it was last hit, or inserted.
+        priority: the highest of the requests that used it; the lowest goes first.
+        num_hits: how often a request was admitted with this block.
+        children: the blocks that directly follow; None for none.
+        earlier: digests it had when it held fewer tokens.
+        rank: the queue it is parked in; None while someone holds it.
+        is_indexed: False once it has left the index.
     """
 
-    key: BlockKey
+    digest: BlockHash
+    tokens: bytes
     block: BlockId
     parent: PrefixNode | None
+    num_tokens: int
     num_blocks: int
     created_s: float
     last_used_s: float
-    num_children: int = 0
+    priority: int = DEFAULT_PRIORITY
     num_hits: int = 0
+    children: Children | None = None
+    earlier: tuple[BlockHash, ...] = ()
+    rank: Rank | None = None
+    is_indexed: bool = True
 
     @property
-    def first(self) -> PrefixNode:
-        """The first block of the prefix that ends here."""
+    def num_children(self) -> int:
+        """Indexed blocks that directly follow this one."""
+        return 0 if self.children is None else len(self.children)
+
+    @property
+    def path(self) -> list[PrefixNode]:
+        """The nodes of the prefix that ends here, first block first."""
+        nodes, node = [], self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent  # type: ignore[assignment]
+        return nodes[::-1]
+
+    @property
+    def longest_tokens(self) -> int:
+        """Length of a cached prefix that goes through this node to its end [tokens]."""
         node = self
-        while node.parent is not None:
-            node = node.parent
-        return node
-
-    def is_same(self, key: BlockKey, parent: PrefixNode | None) -> bool:
-        """Whether this node really holds `key` after `parent`.
-
-        With equal digests only a SHA-256 collision makes this false. By comparing the tokens at
-        every block on the way, a match never rests on a digest alone.
-        """
-        return self.parent is parent and self.key.tokens == key.tokens
+        while node.children:
+            node = next(iter(node.children))
+        return node.num_tokens
 
 
 class PrefixIndex:
-    """The nodes by digest and by block, and the queue of the parked ones."""
+    """The nodes by digest, by block and by parent, and the queue of the parked ones.
 
-    def __init__(self) -> None:
+    Attributes:
+        parked: nodes without holds, next to be evicted first.
+        num_leaves: nodes without children: prefixes that no other continues.
+    """
+
+    def __init__(self, policy: EvictionPolicy, num_blocks: int) -> None:
+        self.parked = EvictionQueue(policy, num_blocks)
+        self.num_leaves = 0
         self._by_digest: dict[BlockHash, PrefixNode] = {}
         self._by_block: dict[BlockId, PrefixNode] = {}
-        self._parked: OrderedDict[BlockId, PrefixNode] = OrderedDict()
+        self._first = Children()
 
     def __len__(self) -> int:
         return len(self._by_digest)
 
     def __iter__(self) -> Iterator[PrefixNode]:
         return iter(self._by_digest.values())
-
-    @property
-    def num_parked(self) -> int:
-        """Nodes without holds: what eviction can take."""
-        return len(self._parked)
-
-    @property
-    def parked(self) -> tuple[PrefixNode, ...]:
-        """The parked nodes, next to be evicted first."""
-        return tuple(self._parked.values())
 
     def get(self, digest: BlockHash) -> PrefixNode | None:
         """The node with this digest."""
@@ -95,73 +109,116 @@ class PrefixIndex:
 
     def is_parked(self, block: BlockId) -> bool:
         """Whether `block` is indexed and has no hold."""
-        return block in self._parked
+        node = self._by_block.get(block)
+        return node is not None and node.rank is not None
 
-    def longest_match(self, keys: list[BlockKey], max_blocks: int) -> list[PrefixNode]:
-        """The nodes of the longest indexed prefix of `keys`, first block first. Changes nothing."""
-        nodes: list[PrefixNode] = []
-        parent: PrefixNode | None = None
-        for key in keys[:max_blocks]:
-            node = self._by_digest.get(key.digest)
-            if node is None or not node.is_same(key, parent):
-                break
+    def children_of(self, parent: PrefixNode | None) -> Children:
+        """What directly follows `parent`; the first blocks of all prefixes for None."""
+        if parent is None:
+            return self._first
+        return _NO_CHILDREN if parent.children is None else parent.children
+
+    def extend_match(self, nodes: list[PrefixNode], chain: HashChain, max_blocks: int) -> None:
+        """Lengthen `nodes`, a match of the chain's first blocks, as far as the index goes.
+
+        With equal digests only a SHA-256 collision makes the comparison of parent and tokens
+        false. By making it at every block, a match never rests on a digest alone.
+        """
+        by_digest, packed = self._by_digest, chain.packed
+        width = chain.block_size * TOKEN_BYTES
+        parent = nodes[-1] if nodes else None
+        start = len(nodes) * width
+        for digest in chain.digests[len(nodes) : max_blocks]:
+            node = by_digest.get(digest)
+            end = start + width
+            if node is None or node.parent is not parent or node.tokens != packed[start:end]:
+                return
             nodes.append(node)
-            parent = node
-        return nodes
+            parent, start = node, end
 
     def insert(
-        self, key: BlockKey, block: BlockId, parent: PrefixNode | None, now_s: float
+        self,
+        digest: BlockHash,
+        tokens: bytes,
+        block: BlockId,
+        parent: PrefixNode | None,
+        now_s: float,
     ) -> PrefixNode:
-        """Index a held block behind `parent`.
+        """Index a held block behind `parent`, which is full.
 
         Raises:
             InternalError: digest or block is indexed already, or the parent is not; nothing has
                 changed.
         """
-        if key.digest in self._by_digest or block in self._by_block:
+        if digest in self._by_digest or block in self._by_block:
             raise InternalError(f"block {block} or its digest is indexed already")
-        if parent is not None and self._by_block.get(parent.block) is not parent:
+        if parent is not None and not parent.is_indexed:
             raise InternalError(f"the parent of block {block} is not indexed")
-        num_blocks = 1 if parent is None else parent.num_blocks + 1
-        node = PrefixNode(key, block, parent, num_blocks, created_s=now_s, last_used_s=now_s)
-        self._by_digest[key.digest] = node
-        self._by_block[block] = node
+        num_tokens, num_blocks = len(tokens) // TOKEN_BYTES, 1
         if parent is not None:
-            parent.num_children += 1
+            num_tokens += parent.num_tokens
+            num_blocks += parent.num_blocks
+        node = PrefixNode(digest, tokens, block, parent, num_tokens, num_blocks, now_s, now_s)
+        self._by_digest[digest] = self._by_block[block] = node
+        self._attach(node)
         return node
 
-    def park(self, node: PrefixNode) -> None:
-        """The last hold on `node` is gone: it is now the most recently used of the evictable."""
-        self._parked[node.block] = node
-
-    def unpark(self, node: PrefixNode) -> None:
-        """`node` is held (again) and cannot be evicted."""
-        self._parked.pop(node.block, None)
-
-    def evict_oldest(self) -> PrefixNode:
-        """Take the least recently used parked node out of the index.
+    def grow(self, node: PrefixNode, digest: BlockHash, tokens: bytes) -> None:
+        """A partly filled block has more tokens now, and is known by all of them.
 
         Raises:
-            InternalError: nothing is parked, or the front of the queue has children.
+            InternalError: the digest is indexed already, or the tokens do not go on from the
+                node's; nothing has changed.
         """
-        if not self._parked:
-            raise InternalError("nothing to evict")
-        node = next(iter(self._parked.values()))
-        self.evict(node)
-        return node
+        if digest in self._by_digest or not tokens.startswith(node.tokens):
+            raise InternalError(f"block {node.block} cannot grow")
+        siblings = self.children_of(node.parent)
+        siblings.remove(node)
+        del self._by_digest[node.digest]
+        node.earlier += (node.digest,)
+        node.num_tokens += (len(tokens) - len(node.tokens)) // TOKEN_BYTES
+        node.digest, node.tokens = digest, tokens
+        self._by_digest[digest] = node
+        siblings.add(node)
 
-    def evict(self, node: PrefixNode) -> None:
-        """Take a parked node out of the index.
+    def remove(self, node: PrefixNode) -> None:
+        """Take a node without children out of the index, held or not.
 
         Raises:
-            InternalError: it is held, or has children; nothing has changed.
+            InternalError: it has children; nothing has changed.
         """
-        if node.block not in self._parked:
-            raise InternalError(f"block {node.block} is held and cannot be evicted")
-        if node.num_children:
-            raise InternalError(f"block {node.block} would be evicted before its children")
-        del self._parked[node.block]
-        del self._by_digest[node.key.digest]
+        if node.children:
+            raise InternalError(f"block {node.block} would leave the index before its children")
+        self.parked.unpark(node)
+        del self._by_digest[node.digest]
         del self._by_block[node.block]
-        if node.parent is not None:
-            node.parent.num_children -= 1
+        node.is_indexed = False
+        self._detach(node)
+
+    def _attach(self, node: PrefixNode) -> None:
+        parent = node.parent
+        if parent is None:
+            self._first.add(node)
+            self.num_leaves += 1
+            return
+        if parent.children is None:
+            parent.children = Children()
+        else:
+            self.num_leaves += 1
+        parent.children.add(node)
+
+    def _detach(self, node: PrefixNode) -> None:
+        parent = node.parent
+        if parent is None or parent.children is None:
+            self._first.remove(node)
+            self.num_leaves -= 1
+            return
+        parent.children.remove(node)
+        if parent.children:
+            self.num_leaves -= 1
+        else:
+            parent.children = None
+
+
+#: What follows a node that nothing follows; never added to.
+_NO_CHILDREN = Children()

@@ -2,22 +2,68 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
+from runtime_cache.cache.prefix_index import PrefixNode
 from runtime_cache.ids import BlockId, PrefixId
+
+CacheReason = Literal[
+    "hit", "cold", "evicted", "diverged", "extended", "too_short", "limit", "disabled"
+]
+KeepKind = Literal["registration", "pin", "lease"]
 
 
 class Match(NamedTuple):
-    """The longest cached prefix of a prompt.
+    """The longest cached beginning of a prompt.
 
     Attributes:
-        num_tokens: its length.
-        blocks: where it is, first block first.
+        num_tokens: how many tokens can be reused.
+        nodes: the whole blocks to share, first block first.
+        source: the block whose first rows are to be copied behind them; None if none are.
+        num_common: how many tokens some entry has in common with the prompt; more than
+            `num_tokens` where a limit or the grid cuts the reuse short.
+        closest: the entry's block in which the two differ; None if no block shares a token there.
     """
 
-    num_tokens: int
-    blocks: tuple[BlockId, ...]
+    num_tokens: int = 0
+    nodes: tuple[PrefixNode, ...] = ()
+    source: PrefixNode | None = None
+    num_common: int = 0
+    closest: PrefixNode | None = None
+
+
+class MatchHint:
+    """What a waiting request remembers of its last match, so that the next one is cheap."""
+
+    __slots__ = ("nodes",)
+
+    def __init__(self) -> None:
+        self.nodes: list[PrefixNode] = []
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What the cache did for one prompt, and why not more.
+
+    Attributes:
+        cached_tokens: tokens whose KV is reused.
+        reason: `hit`: all that can be reused was. `cold`: nothing cached begins like the prompt.
+            `evicted`: what comes next was there, and has been evicted. `diverged`: the nearest
+            entry goes on differently. `extended`: the nearest entry ends where the prompt goes on.
+            `too_short`: no row of it can be reused. `limit`: the prompt goes on behind
+            `max_prefix_length`. `disabled`: see `detail`.
+        diverged_at: tokens in common with the nearest entry; None where there is none.
+        nearest_tokens: length of that entry.
+        detail: for `disabled`, because of what; else empty.
+    """
+
+    cached_tokens: int
+    reason: CacheReason
+    diverged_at: int | None = None
+    nearest_tokens: int | None = None
+    detail: str = ""
 
 
 class Evicted(NamedTuple):
@@ -27,24 +73,30 @@ class Evicted(NamedTuple):
     num_in_use: int
 
 
-class Registration(NamedTuple):
-    """A registered prefix.
+class Keep(NamedTuple):
+    """A prefix that stays until it is given up: a registration, an operator's pin, or a lease.
 
     Attributes:
-        num_tokens: tokens that are kept: those in its full blocks.
-        blocks: the held blocks, first block first; none if it is shorter than a block.
-        created_s: when it was registered, on the clock of the engine's events.
+        name: the registration's prefix id, or the digest of a pin or lease.
+        digest: chain digest of its last block (hexadecimal).
+        num_tokens: tokens that are kept.
+        blocks: the held blocks, first block first.
+        created_s: since when, on the clock of the engine's events.
+        expires_s: when a lease ends; None for the others.
     """
 
-    prefix_id: PrefixId
+    name: str
+    kind: KeepKind
+    digest: str
     num_tokens: int
     blocks: tuple[BlockId, ...]
     created_s: float
+    expires_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """One cached prefix: a chain that nothing continues, or one that is registered.
+    """One cached prefix: one that nothing continues, or one that is kept.
 
     Attributes:
         digest: chain digest of its last block (hexadecimal).
@@ -52,7 +104,9 @@ class CacheEntry:
         num_hits: admissions that reused it or a beginning of it.
         created_s: when its last block was committed, on the clock of the engine's events.
         last_used_s: when it was last reused, or committed.
+        priority: the highest of the requests that used it.
         prefix_ids: the registrations that end here.
+        keeps: all registrations, pins and leases that end here.
     """
 
     digest: str
@@ -62,7 +116,12 @@ class CacheEntry:
     num_hits: int
     created_s: float
     last_used_s: float
-    prefix_ids: tuple[PrefixId, ...]
+    priority: int
+    keeps: tuple[Keep, ...] = ()
+
+    @property
+    def prefix_ids(self) -> tuple[PrefixId, ...]:
+        return tuple(PrefixId(keep.name) for keep in self.keeps if keep.kind == "registration")
 
 
 @dataclass(slots=True)
@@ -70,19 +129,39 @@ class CacheCounters:
     """What happened so far. A request counts once, however often it is preempted.
 
     Attributes:
-        queried_tokens: prompt tokens of the admitted requests.
+        queried_tokens: prompt tokens of the admitted requests that may use the cache.
         hit_tokens: those of them that were cached.
+        copied_tokens: those of the hit tokens whose KV was copied into a block of the request.
+        rounded_tokens: tokens that were cached and not reused because of the grid.
         inserted_blocks: blocks that entered the index.
-        evicted_blocks: blocks that left it.
+        evicted_blocks: blocks that left it to make room, or because an operator wanted it.
+        evicted_by: the same by reason: `need`, `watermark`, `max_cached_prefixes`, `operator`.
+        evicted_unused_blocks: those of them that were never reused.
+        evicted_idle_s: how long they had not been used, added up.
+        superseded_blocks: partly filled blocks given up for one that goes on from them.
         duplicate_blocks: blocks computed twice, the second copy given up for the first.
-        dropped_blocks: blocks that did not enter it, because their step failed or gave bad logits.
+        dropped_blocks: blocks given up because their step failed or gave bad logits.
         collisions: blocks kept out of the index because another block has their digest.
+        reuses: admissions with a hit.
+        reuse_gap_s: how long the reused prefixes had not been used, added up.
     """
 
     queried_tokens: int = 0
     hit_tokens: int = 0
+    copied_tokens: int = 0
+    rounded_tokens: int = 0
     inserted_blocks: int = 0
     evicted_blocks: int = 0
+    evicted_by: Counter[str] = field(default_factory=Counter)
+    evicted_unused_blocks: int = 0
+    evicted_idle_s: float = 0.0
+    superseded_blocks: int = 0
     duplicate_blocks: int = 0
     dropped_blocks: int = 0
     collisions: int = 0
+    reuses: int = 0
+    reuse_gap_s: float = 0.0
+
+    def copy(self) -> CacheCounters:
+        """The counters now."""
+        return replace(self, evicted_by=self.evicted_by.copy())

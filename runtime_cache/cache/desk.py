@@ -1,0 +1,177 @@
+"""What an operator does with a cache: list, pin, evict. Pure functions of a manager."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from runtime_cache.cache.manager import CacheManager
+from runtime_cache.cache.prefix_index import PrefixNode
+from runtime_cache.cache.results import CacheEntry, Evicted, Keep
+from runtime_cache.errors import InvalidRequest, UnknownEntry
+from runtime_cache.ids import BlockHash
+
+_DIGEST_CHARS = 64
+
+
+def entries(
+    cache: CacheManager, limit: int | None = None, offset: int = 0
+) -> tuple[list[CacheEntry], int]:
+    """The prefixes that nothing continues or that are kept, last used first; and how many.
+
+    Registrations of which nothing is kept come last.
+    """
+    keeps: dict[str, list[Keep]] = {}
+    for keep in cache.keeps:
+        keeps.setdefault(keep.digest, []).append(keep)
+    nodes = [n for n in cache.index if not n.children or n.digest.hex() in keeps]
+    empty = [_empty_entry(keep) for keep in keeps.get("", ())]
+    total = len(nodes) + len(empty)
+    stop = total if limit is None else offset + limit
+    newest = heapq.nlargest(stop, nodes, key=lambda node: node.last_used_s)
+    listed = [_entry(cache, node, tuple(keeps.get(node.digest.hex(), ()))) for node in newest]
+    return (listed + empty)[offset:stop], total
+
+
+def pin(cache: CacheManager, digest: str, ttl_s: float | None) -> Keep | None:
+    """Keep a cached prefix until it is unpinned, or for a time.
+
+    Pinning it again changes how long.
+
+    Args:
+        digest: of its last block (hexadecimal), or an unambiguous beginning of that.
+
+    Returns:
+        None if there would be more keeps, or they would hold more, than they may; then nothing
+        has changed.
+
+    Raises:
+        UnknownEntry, InvalidRequest: as `find`; nothing has changed.
+    """
+    node = find(cache, digest)
+    keep = Keep(
+        name=node.digest.hex(),
+        kind="pin" if ttl_s is None else "lease",
+        digest=node.digest.hex(),
+        num_tokens=node.num_tokens,
+        blocks=tuple(n.block for n in node.path),
+        created_s=cache.now_s,
+        expires_s=None if ttl_s is None else cache.now_s + ttl_s,
+    )
+    return keep if cache.keep(keep) else None
+
+
+def unpin(cache: CacheManager, digest: str) -> Keep:
+    """Give up a pin or lease.
+
+    Raises:
+        UnknownEntry: nothing of that digest is pinned.
+        InvalidRequest: several are. In both cases nothing has changed.
+    """
+    names = [keep.name for keep in cache.keeps if keep.kind != "registration"]
+    keep = cache.keeps.pop("pin", _only(digest, [n for n in names if n.startswith(digest)]))
+    cache.give_up(keep)
+    if keep is None:
+        raise UnknownEntry(f"no pin or lease `{digest}`")
+    return keep
+
+
+def find(cache: CacheManager, digest: str) -> PrefixNode:
+    """The cached block with this digest or an unambiguous beginning of it (hexadecimal).
+
+    Raises:
+        UnknownEntry: there is none.
+        InvalidRequest: there are several.
+    """
+    if len(digest) < _DIGEST_CHARS:
+        found = [name for node in cache.index if (name := node.digest.hex()).startswith(digest)]
+        digest = _only(digest, found)
+    node = cache.index.get(BlockHash(bytes.fromhex(digest)))
+    if node is None:
+        raise UnknownEntry(f"nothing cached has the digest `{digest}`")
+    return node
+
+
+def evict_blocks(cache: CacheManager, max_blocks: int | None) -> Evicted:
+    """Evict cached blocks in order (None: all that nobody holds)."""
+    num_wanted = cache.num_evictable if max_blocks is None else max_blocks
+    num_evicted = min(num_wanted, cache.num_evictable)
+    cache.evict_oldest(num_evicted, "operator")
+    return Evicted(num_evicted, len(cache.index) - cache.num_evictable)
+
+
+def evict_entry(cache: CacheManager, digest: str) -> Evicted:
+    """Evict a prefix: its block, all that goes on from it, and what only led to it.
+
+    Raises:
+        UnknownEntry, InvalidRequest: as `find`; nothing has changed.
+    """
+    node = find(cache, digest)
+    path = node.path
+    below = list(_below(node))
+    num_evicted = _evict_all(cache, below)
+    if node.is_indexed:
+        return Evicted(num_evicted, len(below) - num_evicted)
+    return Evicted(num_evicted + _evict_all(cache, path[-2::-1]), 0)
+
+
+def evict_idle(cache: CacheManager, idle_s: float) -> Evicted:
+    """Evict what nobody holds and nobody has used for so long."""
+    idle = [n for n in cache.index.parked if cache.now_s - n.last_used_s >= idle_s]
+    return Evicted(_evict_all(cache, idle), len(cache.index) - cache.num_evictable)
+
+
+def _evict_all(cache: CacheManager, nodes: list[PrefixNode]) -> int:
+    """Evict those that nobody holds and nothing continues, in this order; how many."""
+    num_evicted = 0
+    for node in nodes:
+        if node.rank is not None and not node.children:
+            cache.evict_node(node, "operator")
+            num_evicted += 1
+    return num_evicted
+
+
+def _below(node: PrefixNode) -> Iterator[PrefixNode]:
+    """A node and all that goes on from it, children first."""
+    stack, order = [node], []
+    while stack:
+        order.append(top := stack.pop())
+        stack.extend(top.children or ())
+    return reversed(order)
+
+
+def _only(digest: str, found: list[str]) -> str:
+    if len(found) > 1:
+        raise InvalidRequest(f"{len(found)} digests begin with `{digest}`: give more of it")
+    if not found:
+        raise UnknownEntry(f"nothing cached or pinned has a digest that begins with `{digest}`")
+    return found[0]
+
+
+def _entry(cache: CacheManager, node: PrefixNode, keeps: tuple[Keep, ...]) -> CacheEntry:
+    return CacheEntry(
+        digest=node.digest.hex(),
+        num_tokens=node.num_tokens,
+        num_blocks=node.num_blocks,
+        num_requests=cache.pool.num_holds(node.block)
+        - sum(node.block in keep.blocks for keep in cache.keeps),
+        num_hits=node.path[0].num_hits,
+        created_s=node.created_s,
+        last_used_s=node.last_used_s,
+        priority=node.priority,
+        keeps=keeps,
+    )
+
+
+def _empty_entry(keep: Keep) -> CacheEntry:
+    return CacheEntry(
+        digest="",
+        num_tokens=0,
+        num_blocks=0,
+        num_requests=0,
+        num_hits=0,
+        created_s=keep.created_s,
+        last_used_s=keep.created_s,
+        priority=0,
+        keeps=(keep,),
+    )
