@@ -1,34 +1,32 @@
-"""Small builders for tests of the cache."""
+"""Small builders for tests of the cache, and a pool whose rows say what they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from runtime_cache.cache.block_table import BlockTable
 from runtime_cache.cache.hashing import HashChain, root_digest
 from runtime_cache.cache.manager import CacheManager
+from runtime_cache.cache.policy import DEFAULT_PRIORITY, CachePolicy
+from runtime_cache.cache.results import Keep
+from runtime_cache.ids import PrefixId
 
 BLOCK_SIZE = 4
 ROOT = root_digest(bundle_digest=b"\x11" * 32, block_size=BLOCK_SIZE)
 
+#: As the fixture `make_cache` of tests/unit: `make_manager` whose caches are checked in the end.
+MakeCache = Callable[..., CacheManager]
 
-def make_manager(
-    num_blocks: int,
-    *,
-    low_watermark_blocks: int = 0,
-    max_registered_blocks: int | None = None,
-    is_enabled: bool = True,
-) -> CacheManager:
-    """A cache with blocks of four tokens."""
+
+def make_manager(num_blocks: int, *, policy: CachePolicy | None = None) -> CacheManager:
+    """A cache with blocks of four tokens; block 0 is not of it."""
     return CacheManager(
-        num_blocks=num_blocks,
+        blocks=range(1, num_blocks),
         block_size=BLOCK_SIZE,
         root=ROOT,
-        low_watermark_blocks=low_watermark_blocks,
-        max_registered_blocks=max_registered_blocks,
-        is_enabled=is_enabled,
+        policy=policy or CachePolicy(),
     )
 
 
@@ -39,30 +37,105 @@ def chain_of(tokens: Sequence[int]) -> HashChain:
     return chain
 
 
-def admit(cache: CacheManager, tokens: Sequence[int], *, room: int = 0) -> BlockTable | None:
+def digests_of(tokens: Sequence[int]) -> list[str]:
+    """The digests of the full blocks of `tokens` [hexadecimal]."""
+    return [digest.hex() for digest in chain_of(tokens).digests]
+
+
+# -- the road of a request ----------------------------------------------------------------------
+
+
+def admit(
+    cache: CacheManager,
+    tokens: Sequence[int],
+    *,
+    room: int = 0,
+    priority: int = DEFAULT_PRIORITY,
+    is_caching: bool = True,
+    is_retry: bool = False,
+) -> BlockTable | None:
     """Admit a prompt as the engine does, with room for `room` more tokens later."""
     return cache.admit(
         chain_of(tokens),
         num_tokens=len(tokens),
         max_tokens=len(tokens) + room,
         max_hit_tokens=len(tokens) - 1,
+        priority=priority,
+        is_caching=is_caching,
+        is_retry=is_retry,
     )
 
 
-def admitted(cache: CacheManager, tokens: Sequence[int], *, room: int = 0) -> BlockTable:
+def admitted(
+    cache: CacheManager,
+    tokens: Sequence[int],
+    *,
+    room: int = 0,
+    priority: int = DEFAULT_PRIORITY,
+    is_caching: bool = True,
+    is_retry: bool = False,
+) -> BlockTable:
     """As `admit`, where it must succeed."""
-    table = admit(cache, tokens, room=room)
+    table = admit(
+        cache,
+        tokens,
+        room=room,
+        priority=priority,
+        is_caching=is_caching,
+        is_retry=is_retry,
+    )
     assert table is not None
     return table
 
 
-def serve(cache: CacheManager, tokens: Sequence[int]) -> list[int]:
+def commit(cache: CacheManager, table: BlockTable, tokens: Sequence[int]) -> None:
+    """A step has computed all of `tokens`: its copy is done, everything is indexed."""
+    cache.copied(table)
+    cache.commit(table, chain_of(tokens), len(tokens), is_tail=True)
+
+
+def computed(
+    cache: CacheManager,
+    tokens: Sequence[int],
+    *,
+    room: int = 0,
+    priority: int = DEFAULT_PRIORITY,
+) -> BlockTable:
+    """Admit, compute and commit a prompt; it is still running."""
+    table = admitted(cache, tokens, room=room, priority=priority)
+    commit(cache, table, tokens)
+    return table
+
+
+def serve(
+    cache: CacheManager, tokens: Sequence[int], *, priority: int = DEFAULT_PRIORITY
+) -> list[int]:
     """Admit, compute, commit and release a prompt; returns its blocks."""
-    table = admitted(cache, tokens)
-    cache.commit(table, chain_of(tokens), len(tokens))
+    table = computed(cache, tokens, priority=priority)
     blocks = [int(block) for block in table.blocks]
     cache.release(table)
     return blocks
+
+
+def register(cache: CacheManager, prefix_id: str, tokens: Sequence[int]) -> Keep | None:
+    """Register a prefix as the engine does: all of its rows may be there already."""
+    table = cache.admit(
+        chain_of(tokens),
+        num_tokens=len(tokens),
+        max_tokens=len(tokens),
+        max_hit_tokens=len(tokens),
+        is_kept=True,
+    )
+    assert table is not None
+    if table.num_hit_tokens < len(tokens):
+        cache.copied(table)
+    cache.commit(table, chain_of(tokens), len(tokens), is_tail=True)
+    keep = cache.register(PrefixId(prefix_id), table)
+    cache.release(table)
+    return keep
+
+
+# -- what is where ------------------------------------------------------------------------------
 
 
 def parked_blocks(cache: CacheManager) -> list[int]:
@@ -78,3 +151,51 @@ def free_blocks(cache: CacheManager) -> list[int]:
 def gauges(cache: CacheManager) -> tuple[int, int, int]:
     """Live, evictable and free blocks."""
     return cache.num_live, cache.num_evictable, cache.num_free
+
+
+def num_cached(cache: CacheManager, tokens: Sequence[int]) -> int:
+    """How many of these tokens could be reused if all could be."""
+    return cache.match(chain_of(tokens), len(tokens)).num_tokens
+
+
+class RowPool:
+    """A KV pool whose rows remember all tokens up to their own.
+
+    A row that nobody wrote, or that a failed step wrote, holds nothing that anybody expects.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, tuple[int, ...]] = {}
+
+    def copy(self, table: BlockTable) -> None:
+        """Do the table's pending copy."""
+        if table.copy is None:
+            return
+        source, num_tokens = table.copy
+        first = source * BLOCK_SIZE
+        rows = [self._rows.get(slot) for slot in range(first, first + num_tokens)]
+        start = table.num_hit_tokens - num_tokens
+        for slot, row in zip(table.slots[start : table.num_hit_tokens].tolist(), rows, strict=True):
+            if row is None:
+                self._rows.pop(slot, None)
+            else:
+                self._rows[slot] = row
+
+    def write(self, table: BlockTable, tokens: Sequence[int], start: int, stop: int) -> None:
+        """Compute the rows of `tokens[start:stop]`."""
+        for position in range(start, stop):
+            self._rows[int(table.slots[position])] = tuple(tokens[: position + 1])
+
+    def spoil(self, table: BlockTable, start: int, stop: int) -> None:
+        """A step that failed: these rows hold anything."""
+        for slot in table.slots[start:stop].tolist():
+            self._rows.pop(slot, None)
+
+    def expect(self, table: BlockTable, tokens: Sequence[int], num_tokens: int) -> None:
+        """The first `num_tokens` rows of a request are those of its tokens."""
+        for position in range(num_tokens):
+            slot = int(table.slots[position])
+            row = self._rows.get(slot)
+            assert row == tuple(tokens[: position + 1]), (
+                f"row {position} in slot {slot} is of {row}"
+            )
