@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 import uvloop
@@ -23,11 +23,12 @@ import uvloop
 from ipc.codec import Limits
 from ipc.endpoint import SocketClaim, claim_endpoint
 from ipc.errors import EndpointError
-from ipc.server import Role, Server
+from ipc.server import ClientRef, Role, Server
 from runtime_cache import __version__, log, options
 from runtime_cache.config import Config, admin_endpoint
 from runtime_cache.errors import ConfigError, DeviceError
 from runtime_cache.facts import DaemonFacts
+from runtime_cache.ids import DEFAULT_TENANT, TenantName
 from runtime_cache.intake import Intake
 from runtime_cache.options import Loaded
 from runtime_cache.runtime import Runtime
@@ -35,7 +36,13 @@ from runtime_cache.service import Defaults, Service
 
 logger = structlog.get_logger(__name__)
 
-_ROLES: tuple[Role, ...] = ("user", "admin")
+
+class Socket(NamedTuple):
+    """Which of the daemon's sockets."""
+
+    role: Role
+    tenant: TenantName = DEFAULT_TENANT
+
 
 EXIT_OK = 0
 EXIT_DEVICE = 1
@@ -83,11 +90,11 @@ async def serve(config: Config) -> int:
         ConfigError, EndpointError, DeviceError: the start failed; nothing is left open.
     """
     stop = _stop_on_signals()
-    claims: dict[Role, SocketClaim | None] = {}
+    claims: dict[Socket, SocketClaim | None] = {}
     try:
         # A second daemon on these sockets fails here, before it loads a model.
-        for role in _ROLES:
-            claims[role] = claim_endpoint(_endpoint(config, role))
+        for socket, endpoint in _endpoints(config).items():
+            claims[socket] = claim_endpoint(endpoint)
         runtime = await Runtime.open(config)
         try:
             code = await _serve(runtime, claims, stop)
@@ -113,22 +120,22 @@ async def _close(runtime: Runtime) -> bool:
 
 
 async def _serve(
-    runtime: Runtime, claims: Mapping[Role, SocketClaim | None], stop: asyncio.Event
+    runtime: Runtime, claims: Mapping[Socket, SocketClaim | None], stop: asyncio.Event
 ) -> int:
     """From ready to drained; returns the exit code."""
     config, engine = runtime.config, runtime.engine
-    servers: dict[Role, Server] = {}
+    servers: dict[Socket, Server] = {}
     service = Service(
         engine,
-        Intake(runtime.tokenizer, runtime.chat_template, runtime.manifest.model.vocab_size),
-        DaemonFacts(runtime, servers),
+        {tenant: _intake(runtime) for tenant in runtime.caches},
+        DaemonFacts(runtime, servers.values()),
         Defaults(config.engine.default_max_tokens, config.engine.default_deadline_ms),
-        send=lambda client, reply: servers[client.role].send(client, reply),
+        send=lambda client, reply: servers[_socket_of(client)].send(client, reply),
     )
     async with AsyncExitStack() as stack:
-        for role in _ROLES:
-            servers[role] = _server(config, role, service, claims[role])
-            await stack.enter_async_context(servers[role])
+        for socket, claim in claims.items():
+            servers[socket] = _server(config, socket, service, claim)
+            await stack.enter_async_context(servers[socket])
         _log_ready(runtime, servers)
         await _either(stop.wait(), asyncio.shield(engine.fatal))
         logger.info("draining", unfinished=engine.num_unanswered)
@@ -138,33 +145,49 @@ async def _serve(
     return EXIT_BROKEN if engine.fatal.done() else EXIT_OK
 
 
-def _endpoint(config: Config, role: Role) -> str:
-    if role == "user":
-        return config.ipc.endpoint
-    return admin_endpoint(config.ipc)
+def _intake(runtime: Runtime) -> Intake:
+    """One tenant's: what one remembers of texts is nothing to another."""
+    vocab_size = runtime.manifest.model.vocab_size
+    return Intake(runtime.tokenizer, runtime.chat_template, vocab_size)
 
 
-def _server(config: Config, role: Role, service: Service, claim: SocketClaim | None) -> Server:
+def _endpoints(config: Config) -> dict[Socket, str]:
+    endpoints = {
+        Socket("user"): config.ipc.endpoint,
+        Socket("admin"): admin_endpoint(config.ipc),
+    }
+    for tenant in config.tenants:
+        endpoints[Socket("user", TenantName(tenant.name))] = tenant.endpoint
+    return endpoints
+
+
+def _socket_of(client: ClientRef) -> Socket:
+    return Socket(client.role, TenantName(client.tenant))
+
+
+def _server(config: Config, socket: Socket, service: Service, claim: SocketClaim | None) -> Server:
     return Server(
-        _endpoint(config, role),
+        _endpoints(config)[socket],
         service,
-        role=role,
+        role=socket.role,
+        tenant=socket.tenant,
         limits=Limits(max_message_bytes=config.ipc.max_message_bytes),
-        socket_mode=0o600 if role == "admin" else int(config.ipc.socket_mode, 8),
+        socket_mode=0o600 if socket.role == "admin" else int(config.ipc.socket_mode, 8),
         claim=claim,
         log=lambda event, fields: logger.warning(event, **fields),
     )
 
 
-def _log_ready(runtime: Runtime, servers: Mapping[Role, Server]) -> None:
+def _log_ready(runtime: Runtime, servers: Mapping[Socket, Server]) -> None:
     logger.info(
         "ready",
         model=runtime.manifest.name,
         device=runtime.config.device.device,
         soc=runtime.soc_name,
-        endpoints={role: server.endpoint for role, server in servers.items()},
-        capacity_tokens=runtime.cache.num_usable * runtime.layout.block_size,
-        max_model_len=runtime.engine.state.max_sequence_tokens,
+        endpoints={s.role: server.endpoint for s, server in servers.items() if not s.tenant},
+        tenants={s.tenant: server.endpoint for s, server in servers.items() if s.tenant},
+        capacity_tokens=runtime.capacity_tokens,
+        max_model_len=runtime.engine.state.max_sequence_tokens_of(DEFAULT_TENANT),
     )
 
 

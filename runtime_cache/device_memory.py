@@ -25,17 +25,17 @@ class MemoryWatch:
     Attributes:
         info: the last reading; None if the driver does not say.
         is_low: whether less is free than there should be.
+        low_bytes: how much there should be; 0 for no alarm.
     """
 
     def __init__(self, read: Callable[[], Awaitable[MemoryInfo | None]], low_bytes: int) -> None:
         """Args:
         read: asks the driver.
-        low_bytes: the alarm; 0 for none.
         """
         self.info: MemoryInfo | None = None
         self.is_low = False
         self._read = read
-        self._low_bytes = low_bytes
+        self.low_bytes = low_bytes
         self._has_failed = False
 
     async def run(self, period_s: float) -> None:
@@ -61,10 +61,10 @@ class MemoryWatch:
     def _judge(self) -> None:
         if self.info is None:  # what is not known is no alarm, and no end of one
             return
-        was_low, self.is_low = self.is_low, self.info.free_bytes < self._low_bytes
+        was_low, self.is_low = self.is_low, self.info.free_bytes < self.low_bytes
         if self.is_low == was_low:
             return
-        figures = {"free_mib": self.info.free_bytes // _MIB, "low_mib": self._low_bytes // _MIB}
+        figures = {"free_mib": self.info.free_bytes // _MIB, "low_mib": self.low_bytes // _MIB}
         if self.is_low:
             log.warning("device_memory_low", **figures)
         else:

@@ -5,19 +5,24 @@ Reads gauges and counters where they are kept; changes nothing.
 
 from __future__ import annotations
 
+import heapq
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
 
 from ipc import messages as wire
-from ipc.server import Role, Server
+from ipc.server import Server
 from runtime_cache import __version__
-from runtime_cache.cache.results import CacheEntry
-from runtime_cache.engine.snapshot import EngineSnapshot
+from runtime_cache.advice import CacheFigures, cache_warnings, memory_warning
+from runtime_cache.cache import desk
+from runtime_cache.cache.results import CacheCounters, CacheEntry, KeepKind
+from runtime_cache.engine.snapshot import EngineSnapshot, TenantSnapshot
+from runtime_cache.errors import InvalidRequest
+from runtime_cache.ids import DEFAULT_TENANT, TenantName
 from runtime_cache.runtime import Runtime
 
 _LIBRARIES = ("numpy", "pyzmq", "tokenizers", "uvloop", "onnxruntime")
@@ -33,7 +38,10 @@ class DaemonFacts:
         is_caching: whether prefixes are kept at all.
     """
 
-    def __init__(self, runtime: Runtime, servers: Mapping[Role, Server]) -> None:
+    def __init__(self, runtime: Runtime, servers: Iterable[Server]) -> None:
+        """Args:
+        servers: looked at whenever stats are asked for.
+        """
         self._runtime = runtime
         self._servers = servers
         self._started_s = time.monotonic()
@@ -47,8 +55,8 @@ class DaemonFacts:
         """Answer to `ping`."""
         return wire.Pong(id=message_id, version=__version__, uptime_s=self._uptime_s())
 
-    def info(self, message_id: wire.MessageId) -> wire.Info:
-        """Answer to `info`."""
+    def info(self, message_id: wire.MessageId, tenant: TenantName = DEFAULT_TENANT) -> wire.Info:
+        """Answer to `info`: what a client of this tenant may know."""
         runtime, config = self._runtime, self._runtime.config
         return wire.Info(
             id=message_id,
@@ -56,26 +64,44 @@ class DaemonFacts:
             digest=self.digest,
             device=config.device.device,
             vocab_size=runtime.manifest.model.vocab_size,
-            max_model_len=runtime.engine.state.max_sequence_tokens,
+            max_model_len=runtime.engine.state.max_sequence_tokens_of(tenant),
             block_size=self.block_size,
             chat=runtime.chat_template is not None,
             limits={
                 "max_message_bytes": config.ipc.max_message_bytes,
                 "max_waiting": config.engine.max_waiting,
                 "max_batch": runtime.gears.max_batch,
-                "cache_tokens": runtime.cache.num_usable * self.block_size,
+                "cache_tokens": runtime.caches[tenant].num_usable * self.block_size,
             },
             versions=self._versions,
         )
 
-    def entries(self, limit: int) -> tuple[tuple[wire.Entry, ...], int]:
-        """The cached prefixes, most recently used first, and how many there are in all."""
-        entries = self._runtime.cache.entries()
+    def entries(
+        self, *, limit: int, offset: int = 0, tenant: TenantName | None = None
+    ) -> tuple[tuple[wire.Entry, ...], int]:
+        """The cached prefixes, most recently used first, and how many there are in all.
+
+        Args:
+            tenant: whose; None for everybody's.
+
+        Raises:
+            InvalidRequest: there is no such tenant.
+        """
+        caches = self._runtime.caches
+        if tenant is not None and tenant not in caches:
+            raise InvalidRequest(f"no tenant {tenant!r} is configured")
         now_s = time.monotonic()
-        return tuple(self._entry(entry, now_s) for entry in entries[:limit]), len(entries)
+        found: list[tuple[TenantName, CacheEntry]] = []
+        total = 0
+        for name in caches if tenant is None else (tenant,):
+            entries, number = desk.entries(caches[name], offset + limit)
+            found += [(name, entry) for entry in entries]
+            total += number
+        found = heapq.nlargest(offset + limit, found, key=lambda pair: pair[1].last_used_s)
+        return tuple(self._entry(*pair, now_s) for pair in found[offset:]), total
 
     def stats(self) -> dict[str, Any]:
-        """Section → name → value."""
+        """Section → name → value, and `warnings`: sentences."""
         runtime = self._runtime
         snapshot = runtime.engine.state.snapshot()
         return {
@@ -86,8 +112,15 @@ class DaemonFacts:
                 "soc": runtime.soc_name,
                 "model": runtime.manifest.name,
             },
-            "pool": self._pool(snapshot),
-            "cache": _plain(snapshot.cache),
+            "warnings": list(self._warnings(snapshot)),
+            "pool": {
+                **_blocks(snapshot),
+                "block_size": self.block_size,
+                "bytes_per_block": self.bytes_per_block,
+                "capacity_tokens": runtime.capacity_tokens,
+            },
+            "cache": self._cache(snapshot),
+            **self._tenants(snapshot),
             "engine": {
                 "num_waiting": snapshot.num_waiting,
                 "num_running": snapshot.num_running,
@@ -95,27 +128,72 @@ class DaemonFacts:
                 "is_draining": snapshot.is_draining,
                 **_plain(snapshot.engine),
             },
-            "device": {role: _plain(c) for role, c in runtime.executor.counters.items()},
-            "ipc": {role: _plain(server.counters) for role, server in self._servers.items()},
+            "device": {
+                **{role: _plain(c) for role, c in runtime.executor.counters.items()},
+                "memory": self._memory(),
+            },
+            "ipc": {_server_name(server): _plain(server.counters) for server in self._servers},
         }
 
     def _uptime_s(self) -> float:
         return round(time.monotonic() - self._started_s, 3)
 
-    def _pool(self, snapshot: EngineSnapshot) -> dict[str, int]:
-        """Live, cached and free blocks always add up to all blocks."""
+    def _cache(self, snapshot: EngineSnapshot) -> dict[str, Any]:
+        """The counters of all tenants together; what deterministic mode costs, if it is on."""
+        if not self._runtime.config.cache.deterministic:
+            return _cache(snapshot)
+        cost = {
+            "grid_tokens": self._runtime.cache.policy.grid_tokens,
+            "rounded_tokens": snapshot.cache.rounded_tokens,
+        }
+        return {**_cache(snapshot), "deterministic": cost}
+
+    def _tenants(self, snapshot: EngineSnapshot) -> dict[str, Any]:
+        """Each one's part, if there are others than the default tenant."""
+        if len(snapshot.tenants) == 1:
+            return {}
+        return {"tenants": {name: self._tenant(name, s) for name, s in snapshot.tenants.items()}}
+
+    def _tenant(self, name: TenantName, snapshot: TenantSnapshot) -> dict[str, Any]:
+        num_blocks = snapshot.num_usable_blocks
+        all_blocks = sum(cache.num_usable for cache in self._runtime.caches.values())
         return {
-            "num_blocks": snapshot.num_usable_blocks,
-            "live_blocks": snapshot.num_live_blocks,
-            "cached_blocks": snapshot.num_evictable_blocks,
-            "free_blocks": snapshot.num_free_blocks,
-            "registered_prefixes": snapshot.num_registered_prefixes,
-            "block_size": self.block_size,
-            "bytes_per_block": self.bytes_per_block,
-            "capacity_tokens": snapshot.num_usable_blocks * self.block_size,
+            "share_percent": round(100 * num_blocks / all_blocks, 2),
+            "capacity_tokens": num_blocks * self.block_size,
+            **_blocks(snapshot),
+            "max_kept_blocks": self._runtime.caches[name].keeps.max_blocks,
+            "num_waiting": snapshot.num_waiting,
+            "num_running": snapshot.num_running,
+            **_cache(snapshot),
         }
 
-    def _entry(self, entry: CacheEntry, now_s: float) -> wire.Entry:
+    def _memory(self) -> dict[str, int | bool | None]:
+        """Of the device; null where the driver does not say."""
+        memory = self._runtime.memory
+        info = memory.info
+        return {
+            "free_bytes": None if info is None else info.free_bytes,
+            "total_bytes": None if info is None else info.total_bytes,
+            "is_low": memory.is_low,
+        }
+
+    def _warnings(self, snapshot: EngineSnapshot) -> Iterator[str]:
+        memory = self._runtime.memory
+        if memory.is_low and memory.info is not None:
+            yield memory_warning(memory.info.free_bytes, memory.low_bytes)
+        for name, tenant in snapshot.tenants.items():
+            figures = CacheFigures(
+                tenant=name,
+                counters=tenant.cache,
+                num_blocks=tenant.num_usable_blocks,
+                num_kept_blocks=tenant.num_kept_blocks,
+                num_keeps=tenant.num_registered_prefixes + tenant.num_pins,
+                max_kept_blocks=self._runtime.caches[name].keeps.max_blocks,
+            )
+            yield from cache_warnings(figures)
+
+    def _entry(self, tenant: TenantName, entry: CacheEntry, now_s: float) -> wire.Entry:
+        kept, expires_s = _kept(entry)
         return wire.Entry(
             digest=entry.digest,
             num_tokens=entry.num_tokens,
@@ -126,7 +204,62 @@ class DaemonFacts:
             idle_s=round(now_s - entry.last_used_s, 3),
             in_use=entry.num_requests > 0,
             prefix_id=wire.PrefixName(entry.prefix_ids[0]) if entry.prefix_ids else None,
+            tenant=tenant,
+            kept=kept,
+            expires_in_s=None if expires_s is None else round(max(0.0, expires_s - now_s), 3),
+            priority=entry.priority,
         )
+
+
+#: The words of the wire; the first that holds is told.
+_KEPT: tuple[tuple[KeepKind, str], ...] = (
+    ("registration", "registered"),
+    ("pin", "pinned"),
+    ("lease", "leased"),
+)
+
+
+def _kept(entry: CacheEntry) -> tuple[str, float | None]:
+    """Why an entry stays, if it does, and until when if that is a lease."""
+    by_kind = {keep.kind: keep for keep in entry.keeps}
+    for kind, word in _KEPT:
+        if kind in by_kind:
+            return word, by_kind[kind].expires_s
+    return "", None
+
+
+def _blocks(snapshot: EngineSnapshot | TenantSnapshot) -> dict[str, int]:
+    """Live, cached and free blocks always add up to all blocks."""
+    return {
+        "num_blocks": snapshot.num_usable_blocks,
+        "live_blocks": snapshot.num_live_blocks,
+        "cached_blocks": snapshot.num_evictable_blocks,
+        "free_blocks": snapshot.num_free_blocks,
+        "kept_blocks": snapshot.num_kept_blocks,
+        "registered_prefixes": snapshot.num_registered_prefixes,
+        "pins": snapshot.num_pins,
+    }
+
+
+def _cache(snapshot: EngineSnapshot | TenantSnapshot) -> dict[str, Any]:
+    counters: CacheCounters = snapshot.cache
+    return {
+        "hit_rate": _rate(counters),
+        "requests_by_reason": dict(snapshot.requests_by_reason),
+        **_plain(counters),
+    }
+
+
+def _rate(counters: CacheCounters) -> float | None:
+    """Part of the prompt tokens that were cached; None before the first prompt."""
+    if not counters.queried_tokens:
+        return None
+    return round(counters.hit_tokens / counters.queried_tokens, 4)
+
+
+def _server_name(server: Server) -> str:
+    """`user`, `admin`, or `user:` and the tenant's name."""
+    return f"{server.role}:{server.tenant}" if server.tenant else server.role
 
 
 def _plain(counters: object) -> dict[str, Any]:

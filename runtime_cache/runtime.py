@@ -18,24 +18,25 @@ from om_models.tokenizer import Tokenizer, TokenizerError
 from runtime_cache.cache.hashing import root_digest
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.config import CacheConfig, Config, parse_bytes
-from runtime_cache.device.acl_device import AclDevice
+from runtime_cache.device.acl_device import AclDevice, MemoryInfo
 from runtime_cache.device.kv_layout import KvLayout
 from runtime_cache.device.select import load_acl, parse_device
 from runtime_cache.device.thread import DeviceThread
+from runtime_cache.device_memory import MemoryWatch
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.executor import Executor
 from runtime_cache.engine.gears import GearTable
 from runtime_cache.engine.loop import EngineLoop, Samples
 from runtime_cache.engine.sampler import sample_rows
 from runtime_cache.engine.state import EngineLimits, EngineState
-from runtime_cache.errors import BundleError, ConfigError, OutOfDeviceMemory
+from runtime_cache.errors import BundleError, ConfigError, InternalError, OutOfDeviceMemory
+from runtime_cache.ids import DEFAULT_TENANT, TenantName
+from runtime_cache.shares import policy_for, share_out
 
 log = structlog.get_logger(__name__)
 
 _MIB = 1024**2
 _GIB = 1024**3
-#: The watermark never takes more than this part of the pool.
-_MAX_WATERMARK_PART = 8
 
 
 class Runtime:
@@ -45,10 +46,13 @@ class Runtime:
         bundle: what is served.
         tokenizer: of the bundle.
         chat_template: of the bundle, or None.
-        gears: compiled shapes.
+        gears: compiled shapes that are used; in deterministic mode one a role.
+        soc_name: of the device.
         executor: used on the device thread only; its counters may be read anywhere.
-        cache: the prefix cache; changed by the engine only.
+        caches: the prefix cache of each tenant, the default tenant first; changed by the engine
+            only.
         engine: the running engine.
+        memory: free device memory, as last seen.
     """
 
     def __init__(self, config: Config, bundle: Bundle) -> None:
@@ -57,11 +61,13 @@ class Runtime:
         self.config = config
         self.bundle = bundle
         self.tokenizer, self.chat_template = _read_texts(bundle)
-        self.gears = GearTable(manifest.prefill_gears, manifest.decode_gears)
+        self.gears = _gears(config, manifest)
         self.soc_name = ""
         self.executor: Executor
-        self.cache: CacheManager
+        self.caches: Mapping[TenantName, CacheManager] = {}
         self.engine: EngineLoop
+        self.memory = MemoryWatch(self._read_memory, int(config.device.low_memory_mb * _MIB))
+        self._watching: asyncio.Task[None] | None = None
         self._device: AclDevice | None = None
         self._is_closed = False
         self._thread = DeviceThread()
@@ -79,6 +85,9 @@ class Runtime:
         try:
             await runtime._thread.run(runtime._open_device)
             runtime._make_engine()
+            await runtime.memory.look()
+            watching = runtime.memory.run(config.device.memory_check_s)
+            runtime._watching = asyncio.ensure_future(watching)
         except BaseException:
             await runtime.close()
             raise
@@ -92,6 +101,16 @@ class Runtime:
     def layout(self) -> KvLayout:
         return self.executor.layout
 
+    @property
+    def cache(self) -> CacheManager:
+        """The default tenant's."""
+        return self.caches[DEFAULT_TENANT]
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens whose KV the pool has room for, all tenants together."""
+        return sum(cache.num_usable for cache in self.caches.values()) * self.layout.block_size
+
     async def close(self) -> None:
         """Unload, free and finalise. To be called when no step is in flight. Idempotent.
 
@@ -102,6 +121,8 @@ class Runtime:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._watching is not None:
+            self._watching.cancel()
         try:
             await self._thread.run(self._close_device)
         finally:
@@ -153,28 +174,53 @@ class Runtime:
             if not self.executor.is_in_flight:
                 self._device.close()
 
+    async def _read_memory(self) -> MemoryInfo | None:
+        """Ask the driver on the device thread: behind a step in flight, never within one.
+
+        The thread has no second step to do meanwhile, since that comes of the first one's results.
+        """
+        if self._device is None:
+            raise InternalError("the device is not open")
+        return await self._thread.run(self._device.memory_info)
+
     def _make_engine(self) -> None:
-        config, layout = self.config, self.layout
-        num_blocks = _num_blocks(config.cache, layout)
-        self.cache = CacheManager(
-            num_blocks=num_blocks,
-            block_size=layout.block_size,
-            root=root_digest(
-                bundle_digest=bytes.fromhex(self.manifest.digest), block_size=layout.block_size
-            ),
-            low_watermark_blocks=_watermark_blocks(config.cache, layout, num_blocks),
-            is_enabled=config.cache.enable,
-        )
+        config = self.config
+        self.caches = self._make_caches()
         state = EngineState(
-            self.cache,
+            self.caches,
             self.gears,
             EngineLimits(
                 max_waiting=config.engine.max_waiting,
                 interleave_chunk_tokens=config.engine.interleave_chunk_tokens,
                 max_running=config.engine.max_running,
+                max_overtakes=config.engine.max_overtakes,
+                is_deterministic=config.cache.deterministic,
             ),
         )
         self.engine = EngineLoop(state, self.run_step)
+
+    def _make_caches(self) -> Mapping[TenantName, CacheManager]:
+        config, layout = self.config.cache, self.layout
+        num_blocks = _num_blocks(config, layout)
+        return {
+            share.tenant: CacheManager(
+                blocks=share.blocks,
+                block_size=layout.block_size,
+                root=root_digest(
+                    bundle_digest=bytes.fromhex(self.manifest.digest),
+                    block_size=layout.block_size,
+                    tenant_salt=share.salt,
+                ),
+                policy=policy_for(
+                    config,
+                    num_blocks=len(share.blocks),
+                    num_pool_blocks=num_blocks - 1,
+                    block_bytes=layout.block_bytes,
+                    chunk=self.gears.chunk,
+                ),
+            )
+            for share in share_out(self.config.tenants, num_blocks)
+        }
 
     def _explain_shortage(self, device: AclDevice, error: OutOfDeviceMemory) -> OutOfDeviceMemory:
         """The same error, with what the bundle needs and what the device has."""
@@ -233,6 +279,13 @@ def _read_texts(bundle: Bundle) -> tuple[Tokenizer, ChatTemplate | None]:
     return tokenizer, template
 
 
+def _gears(config: Config, manifest: Manifest) -> GearTable:
+    gears = GearTable(manifest.prefill_gears, manifest.decode_gears)
+    if not config.cache.deterministic:
+        return gears
+    return gears.fixed(min_chunk=config.cache.block_size)
+
+
 def _sim_options(config: Config, manifest: Manifest) -> Mapping[str, int | str | bool]:
     """Settings of the software device; none for a card."""
     if not config.device.device.startswith("sim:"):
@@ -264,8 +317,3 @@ def _num_blocks(cache: CacheConfig, layout: KvLayout) -> int:
             f"the least"
         )
     return num_blocks
-
-
-def _watermark_blocks(cache: CacheConfig, layout: KvLayout, num_blocks: int) -> int:
-    asked = int(cache.low_watermark_mb * _MIB) // layout.block_bytes
-    return min(asked, num_blocks // _MAX_WATERMARK_PART)

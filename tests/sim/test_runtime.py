@@ -80,7 +80,7 @@ async def test_facts_add_up(tiny_bundle: Bundle) -> None:
     async with served(tiny_bundle, num_blocks=50) as host:
         await host.register("p", prefix)
         await host.greedy([*prefix, 1, 2], 2)
-        facts = DaemonFacts(host.runtime, {})
+        facts = DaemonFacts(host.runtime, [])
         assert facts.info(MessageId("1")).limits["cache_tokens"] == 49 * 4
         stats = facts.stats()
         pool = stats["pool"]
@@ -91,7 +91,10 @@ async def test_facts_add_up(tiny_bundle: Bundle) -> None:
         # 20 tokens of the prefix and 2 of the prompt; 1 answer token was fed back.
         assert stats["device"]["prefill"]["rows_appended"] == 22
         assert stats["device"]["decode"]["rows_appended"] == 1
-        entries, total = facts.entries(1)
-        assert (total, len(entries)) == (1, 1)
-        assert (entries[0].num_tokens, entries[0].prefix_id, entries[0].hits) == (20, "p", 1)
-        assert not entries[0].in_use
+        entries, total = facts.entries(limit=1)
+        assert (total, len(entries)) == (2, 1)
+        assert (entries[0].num_tokens, entries[0].prefix_id, entries[0].hits) == (23, None, 1)
+        ((entry,), _) = facts.entries(limit=1, offset=1)
+        assert (entry.num_tokens, entry.prefix_id, entry.kept) == (20, "p", "registered")
+        assert not entry.in_use
+        assert facts.entries(limit=1, offset=2) == ((), 2)

@@ -16,6 +16,7 @@ from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.loop import EngineLoop
 from runtime_cache.engine.request import Sampled
 from runtime_cache.facts import DaemonFacts
+from runtime_cache.ids import DEFAULT_TENANT
 from runtime_cache.intake import Intake
 from runtime_cache.runtime import Runtime
 from runtime_cache.service import Defaults, Service
@@ -43,8 +44,8 @@ class House:
         self.server = Server(endpoint, self, role="admin", **server)
         self.service = Service(
             self.engine,
-            Intake(runtime.tokenizer, None, runtime.manifest.model.vocab_size),
-            DaemonFacts(runtime, {"admin": self.server}),
+            {DEFAULT_TENANT: Intake(runtime.tokenizer, None, runtime.manifest.model.vocab_size)},
+            DaemonFacts(runtime, [self.server]),
             Defaults(),
             self.server.send,
             self.clock,

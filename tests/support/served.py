@@ -8,7 +8,7 @@ the answers part there, the rest of them is not compared.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from om_models.bundle import Bundle
 from om_models.reference import KvCache, ReferenceLlama
 from runtime_cache.aclsim import faults, inspect
 from runtime_cache.cache import invariants
+from runtime_cache.cache.results import CacheReport
 from runtime_cache.config import Config
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.commands import EmitTokens, FailRequest, FinishRequest
@@ -41,12 +42,14 @@ class Greedy:
     Attributes:
         margins: how far the second candidate was behind, at each token.
         cached: prompt tokens from the cache.
+        report: why so many.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     cached: int
     prefilled: int
+    report: CacheReport | None = None
 
     @property
     def margins(self) -> tuple[float, ...]:
@@ -121,16 +124,20 @@ class Served:
         self.engine = EngineLoop(runtime.engine.state, self._run_step)
         self._next_id = 1
 
-    def submit(self, prompt: Sequence[int], max_tokens: int = 6) -> Ear:
-        """Ask for a greedy answer of exactly `max_tokens` tokens."""
+    def submit(self, prompt: Sequence[int], max_tokens: int = 6, **request: Any) -> Ear:
+        """Ask for a greedy answer of exactly `max_tokens` tokens.
+
+        Args:
+            request: further fields of `NewRequest`.
+        """
         ear = Ear()
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=2, ignore_eos=True)
-        self.engine.submit(NewRequest(self._new_id(), _array(prompt), params), ear)
+        self.engine.submit(NewRequest(self._new_id(), _array(prompt), params, **request), ear)
         return ear
 
-    async def greedy(self, prompt: Sequence[int], max_tokens: int = 6) -> Greedy:
-        """The greedy answer of exactly `max_tokens` tokens."""
-        ear = self.submit(prompt, max_tokens)
+    async def greedy(self, prompt: Sequence[int], max_tokens: int = 6, **request: Any) -> Greedy:
+        """The greedy answer of exactly `max_tokens` tokens; `request` as for `submit`."""
+        ear = self.submit(prompt, max_tokens, **request)
         final = await ear.final
         assert isinstance(final, FinishRequest), final
         return Greedy(
@@ -138,6 +145,7 @@ class Served:
             logprobs=tuple(entry for piece in ear.emitted for entry in piece.logprobs),
             cached=final.usage.cached_tokens,
             prefilled=final.usage.prefilled_tokens,
+            report=final.usage.cache,
         )
 
     async def cold(self, prompt: Sequence[int], max_tokens: int = 6) -> Greedy:
@@ -147,8 +155,8 @@ class Served:
         assert answer.cached == 0
         return answer
 
-    async def register(self, name: str, prompt: Sequence[int]) -> None:
-        """Register a prefix."""
+    async def register(self, name: str, prompt: Sequence[int], **request: Any) -> None:
+        """Register a prefix; `request` as for `submit`."""
         ear = Ear()
         request = NewRequest(
             self._new_id(),
@@ -156,6 +164,7 @@ class Served:
             SamplingParams(temperature=0.0),
             kind="register",
             prefix_id=PrefixId(name),
+            **request,
         )
         self.engine.submit(request, ear)
         final = await ear.final
@@ -180,14 +189,14 @@ class Served:
 
 
 def check_idle(runtime: Runtime) -> None:
-    """No request, no live block but those of registered prefixes, and the gauges add up."""
-    cache = runtime.cache
+    """No request, no live block but those of kept prefixes, and the gauges add up."""
     snapshot = runtime.engine.state.snapshot()
     assert (snapshot.num_waiting, snapshot.num_running) == (0, 0)
     assert not snapshot.is_step_in_flight
-    assert cache.num_live == cache.num_registered_blocks
-    assert cache.num_live + cache.num_evictable + cache.num_free == cache.num_usable
-    invariants.check(cache, [])
+    for cache in runtime.caches.values():
+        assert cache.num_live == cache.keeps.num_blocks
+        assert cache.num_live + cache.num_evictable + cache.num_free == cache.num_usable
+        invariants.check(cache, [])
 
 
 def config_for(
@@ -197,6 +206,8 @@ def config_for(
     is_cached: bool = True,
     memory: str = "1GiB",
     threads: int = 1,
+    cache: Mapping[str, Any] | None = None,
+    tenants: Mapping[str, float] | None = None,
     **engine: Any,
 ) -> Config:
     """A configuration for the software device, with blocks of four tokens.
@@ -205,22 +216,31 @@ def config_for(
         num_blocks: blocks to use of the pool, the null block included; None for all.
         memory: of the device.
         threads: of ONNX Runtime.
+        cache: changes of the section `cache`.
+        tenants: name → share in percent.
         engine: changes of the section `engine`.
     """
-    cache: dict[str, Any] = {"enable": is_cached, "block_size": BLOCK, "low_watermark_mb": 0.0}
+    section = {"enable": is_cached, "block_size": BLOCK, "low_watermark_mb": 0.0}
     if num_blocks is not None:
-        kv = bundle.manifest.kv
-        row_bytes = kv.row_elements * np.dtype(kv.dtype).itemsize
-        block_bytes = BLOCK * 2 * kv.num_groups * kv.layers_per_group * row_bytes
-        cache["cache_capacity"] = (num_blocks + 0.5) * block_bytes / 10**9
+        section["cache_capacity"] = (num_blocks + 0.5) * BLOCK * _token_bytes(bundle) / 10**9
     raw = {
         "model": {"bundle": str(bundle.path)},
         "device": {"device": "sim:0"},
-        "cache": cache,
+        "cache": section | dict(cache or {}),
         "engine": engine,
         "sim": {"memory": memory, "threads": threads},
+        "tenants": [
+            {"name": name, "endpoint": f"ipc://{name}", "share_percent": share}
+            for name, share in (tenants or {}).items()
+        ],
     }
     return msgspec.convert(raw, Config)
+
+
+def _token_bytes(bundle: Bundle) -> int:
+    kv = bundle.manifest.kv
+    row_bytes = kv.row_elements * np.dtype(kv.dtype).itemsize
+    return int(2 * kv.num_groups * kv.layers_per_group * row_bytes)
 
 
 @asynccontextmanager
