@@ -10,18 +10,19 @@ from runtime_cache.errors import InvalidRequest, TooLong
 
 
 class Admission:
-    """The limits that a request is held against when it arrives.
+    """The limits that a tenant's request is held against when it arrives.
 
     Attributes:
         max_sequence_tokens: the most tokens a request may have, prompt and answer together.
-            Limited by the context, and by the pool if that is smaller: since the last token of an
-            answer is never fed, the pool need hold one token less.
+            Limited by the context, and by the cache if that is smaller: since the last token of
+            an answer is never fed, the cache need hold one token less.
     """
 
-    def __init__(self, cache: CacheManager, gears: GearTable) -> None:
-        pool_tokens = cache.num_usable * cache.block_size
-        self.max_sequence_tokens = min(gears.max_model_len, pool_tokens + 1)
+    def __init__(self, cache: CacheManager, gears: GearTable, *, is_deterministic: bool) -> None:
+        cache_tokens = cache.num_usable * cache.block_size
+        self.max_sequence_tokens = min(gears.max_model_len, cache_tokens + 1)
         self._cache = cache
+        self._is_deterministic = is_deterministic
 
     def sequence(self, request: NewRequest, now_s: float) -> Sequence:
         """Take a request in. Its answer ends at `max_tokens` or at the end of the context.
@@ -36,9 +37,13 @@ class Admission:
         max_tokens = self.max_sequence_tokens
         if request.params.max_tokens is not None:
             max_tokens = min(max_tokens, len(request.prompt) + request.params.max_tokens)
-        chain = self._cache.new_chain()
-        arrived_s = now_s if request.arrived_s is None else request.arrived_s
-        return Sequence(request, chain, max_tokens=max_tokens, arrived_s=arrived_s)
+        return Sequence(
+            request,
+            self._cache,
+            max_tokens=max_tokens,
+            arrived_s=now_s if request.arrived_s is None else request.arrived_s,
+            is_deterministic=self._is_deterministic,
+        )
 
     def _check_prompt(self, request: NewRequest) -> None:
         num_tokens, limit = len(request.prompt), self.max_sequence_tokens - 1
@@ -56,11 +61,12 @@ class Admission:
             )
 
     def _check_registration(self, request: NewRequest) -> None:
-        num_blocks = len(request.prompt) // self._cache.block_size
-        limit = self._cache.max_registered_blocks
+        cache = self._cache
+        num_blocks = cache.num_blocks_for(cache.policy.cacheable(len(request.prompt)))
+        limit = cache.keeps.max_blocks
         if request.prefix_id is None:
             raise InvalidRequest("a registration needs a `prefix_id`")
         if num_blocks > limit:
             raise TooLong(
-                f"the prefix fills {num_blocks} blocks; registered prefixes may hold {limit}"
+                f"the prefix takes {num_blocks} blocks; all that is kept together may take {limit}"
             )

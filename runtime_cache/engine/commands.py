@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from runtime_cache.cache.results import CacheReport, Keep
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.request import TokenLogprobs, Usage
 from runtime_cache.ids import PrefixId, RequestId
@@ -83,4 +84,39 @@ class ReportReleased:
     is_known: bool
 
 
-Command = RunStep | EmitTokens | FinishRequest | FailRequest | ReportEvicted | ReportReleased
+@dataclass(frozen=True, slots=True)
+class ReportPinned:
+    """Answer to PinAsked."""
+
+    keep: Keep
+
+
+@dataclass(frozen=True, slots=True)
+class ReportUnpinned:
+    """Answer to UnpinAsked: what is no longer kept."""
+
+    keep: Keep
+
+
+@dataclass(frozen=True, slots=True)
+class ReportExplained:
+    """Answer to ExplainAsked."""
+
+    report: CacheReport
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRefused:
+    """Answer to a question that cannot be granted; nothing has changed."""
+
+    code: str
+    message: str
+    retryable: bool
+    retry_after_ms: int | None = None
+
+
+Report = (
+    ReportEvicted | ReportReleased | ReportPinned | ReportUnpinned | ReportExplained | ReportRefused
+)
+Command = RunStep | EmitTokens | FinishRequest | FailRequest | Report

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime_cache.engine.request import BadLogits, NewRequest, Sampled
-from runtime_cache.ids import PrefixId, RequestId, StepId
+from runtime_cache.engine.request import BadLogits, NewRequest, Sampled, TokenArray
+from runtime_cache.ids import DEFAULT_TENANT, PrefixId, RequestId, StepId, TenantName
 
 CancelReason = Literal["client", "client_gone", "slow_reader", "shutdown"]
 
@@ -81,6 +81,8 @@ class PrefixReleased:
     """A registered prefix is given up; its blocks become evictable."""
 
     prefix_id: PrefixId
+    now_s: float
+    tenant: TenantName = DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +90,60 @@ class EvictAsked:
     """An operator wants cached blocks gone.
 
     Attributes:
-        max_blocks: how many at the most, least recently used first; None for all evictable.
+        tenant: whose; None for every tenant's.
+        max_blocks: how many at the most, next to be evicted first; None for all that may go.
+        digest: the one entry that is to go (a beginning of its digest, hexadecimal).
+        idle_s: what was not used for so long is to go.
+            At most one of the three is set.
     """
 
-    max_blocks: int | None
+    now_s: float
+    tenant: TenantName | None = None
+    max_blocks: int | None = None
+    digest: str | None = None
+    idle_s: float | None = None
 
+
+@dataclass(frozen=True, slots=True)
+class PinAsked:
+    """An operator wants a cached prefix kept.
+
+    Attributes:
+        digest: a beginning of its digest (hexadecimal).
+        ttl_s: for how long (a lease); None until it is unpinned.
+    """
+
+    digest: str
+    now_s: float
+    ttl_s: float | None = None
+    tenant: TenantName = DEFAULT_TENANT
+
+
+@dataclass(frozen=True, slots=True)
+class UnpinAsked:
+    """An operator gives up a pin or a lease."""
+
+    digest: str
+    now_s: float
+    tenant: TenantName = DEFAULT_TENANT
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainAsked:
+    """An operator wants to know what the cache would do for a prompt.
+
+    Attributes:
+        tokens: the prompt [int32, at least 1].
+    """
+
+    tokens: TokenArray
+    now_s: float
+    tenant: TenantName = DEFAULT_TENANT
+
+
+#: What operators ask; answered within the same `handle`.
+Question = PrefixReleased | EvictAsked | PinAsked | UnpinAsked | ExplainAsked
 
 Event = (
-    RequestArrived
-    | CancelRequested
-    | StepDone
-    | StepFailed
-    | ClockTicked
-    | DrainStarted
-    | PrefixReleased
-    | EvictAsked
+    RequestArrived | CancelRequested | StepDone | StepFailed | ClockTicked | DrainStarted | Question
 )

@@ -10,6 +10,7 @@ from om_models.manifest import Gear, longest_sequence
 from runtime_cache.errors import ConfigError, InternalError
 
 Role = Literal["prefill", "decode"]
+_ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 class GearTable:
@@ -41,6 +42,30 @@ class GearTable:
             max(gear.batch for gear in self._gears["decode"] if gear.past >= past)
             for past in self._decode_pasts
         ]
+
+    @property
+    def chunk(self) -> int:
+        """The longest prefill chunk; of a `fixed` table the grid on which prompts are cut."""
+        return max(gear.chunk for gear in self._gears["prefill"])
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is one gear a role, of which one row is used."""
+        return self.max_batch == 1 and all(len(gears) == 1 for gears in self._gears.values())
+
+    def fixed(self, min_chunk: int) -> GearTable:
+        """One gear a role, so that the same tokens are always computed in the same way.
+
+        Of the gears with the longest past: for prefill the smallest chunk of at least `min_chunk`,
+        or else the largest; for decode the smallest batch, of which one row is used, since what
+        else is in a batch may decide how a row is summed.
+        """
+        prefill, decode = (_with_longest_past(self._gears[role]) for role in _ROLES)
+        chunks = [gear for gear in prefill if gear.chunk >= min_chunk] or prefill[-1:]
+        table = GearTable(chunks[:1], decode[:1])
+        table.max_batch = 1
+        table._decode_batches = [1]
+        return table
 
     def _check(self) -> None:
         for role, gears in self._gears.items():
@@ -91,6 +116,11 @@ class GearTable:
         if full and 2 * (full + _smallest(allowed, num_tokens - full)) <= whole:
             return full
         return num_tokens
+
+
+def _with_longest_past(gears: tuple[Gear, ...]) -> list[Gear]:
+    longest = max(gear.past for gear in gears)
+    return [gear for gear in gears if gear.past == longest]
 
 
 def _smallest(chunks: list[int], num_tokens: int) -> int:

@@ -15,14 +15,20 @@ from typing import Protocol, TypeVar
 
 import structlog
 
+from runtime_cache.cache.results import Keep
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.commands import (
     Command,
     EmitTokens,
     FailRequest,
     FinishRequest,
+    Report,
     ReportEvicted,
+    ReportExplained,
+    ReportPinned,
+    ReportRefused,
     ReportReleased,
+    ReportUnpinned,
     RunStep,
 )
 from runtime_cache.engine.events import (
@@ -32,21 +38,33 @@ from runtime_cache.engine.events import (
     DrainStarted,
     Event,
     EvictAsked,
+    ExplainAsked,
+    PinAsked,
     PrefixReleased,
+    Question,
     RequestArrived,
     StepDone,
     StepFailed,
+    UnpinAsked,
 )
-from runtime_cache.engine.request import BadLogits, NewRequest, Sampled
+from runtime_cache.engine.request import BadLogits, NewRequest, Sampled, TokenArray
 from runtime_cache.engine.state import EngineState
-from runtime_cache.errors import DeviceError, DeviceLost, InternalError, RuntimeCacheError
-from runtime_cache.ids import PrefixId, RequestId
+from runtime_cache.errors import (
+    CapacityError,
+    DeviceError,
+    DeviceLost,
+    InternalError,
+    InvalidRequest,
+    RuntimeCacheError,
+    UnknownEntry,
+)
+from runtime_cache.ids import DEFAULT_TENANT, PrefixId, RequestId, TenantName
 
 log = structlog.get_logger(__name__)
 
 Answer = EmitTokens | FinishRequest | FailRequest
 Samples = tuple[Sampled | BadLogits, ...]
-Report = TypeVar("Report", ReportEvicted, ReportReleased)
+SomeReport = TypeVar("SomeReport", bound=Report)
 #: The step is on its way when the call returns; its failure comes with the awaitable.
 StepRunner = Callable[[StepBatch], Awaitable[Samples]]
 
@@ -101,8 +119,11 @@ class EngineLoop:
         """Hand in a request; exactly one final answer will reach the sink, perhaps at once.
 
         Raises:
-            InternalError: the id is that of an unanswered request, which goes on.
+            InternalError: the id is that of an unanswered request, which goes on, or there is no
+                such tenant.
         """
+        if request.tenant not in self.state.tenants:
+            raise InternalError(f"there is no tenant `{request.tenant}`")
         if request.request_id in self._sinks:
             raise InternalError(f"request id {request.request_id} is in use")
         self._sinks[request.request_id] = sink
@@ -114,21 +135,60 @@ class EngineLoop:
         """Ask for a request's end; unknown or finished requests are ignored."""
         self._handle(CancelRequested(request_id, reason, self._clock()))
 
-    def release_prefix(self, prefix_id: PrefixId) -> bool:
+    def release_prefix(self, prefix_id: PrefixId, tenant: TenantName = DEFAULT_TENANT) -> bool:
         """Give up a registered prefix; False if there is no such one.
 
         Raises:
-            DeviceLost, InternalError: what `fatal` holds.
+            InvalidRequest: there is no such tenant; so do the other questions below.
+            DeviceLost, InternalError: what `fatal` holds; so do the other questions below.
         """
-        return self._ask(PrefixReleased(prefix_id), ReportReleased).is_known
+        question = PrefixReleased(prefix_id, self._clock(), tenant)
+        return self._ask(question, ReportReleased).is_known
 
-    def evict(self, max_blocks: int | None) -> ReportEvicted:
-        """Evict cached blocks, least recently used first (None: all that may go).
+    def evict(
+        self,
+        tenant: TenantName | None,
+        *,
+        max_blocks: int | None = None,
+        digest: str | None = None,
+        idle_s: float | None = None,
+    ) -> ReportEvicted:
+        """Evict cached blocks: what `EvictAsked` says; all that may go if nothing is said.
+
+        Args:
+            tenant: None for every tenant.
 
         Raises:
-            DeviceLost, InternalError: what `fatal` holds.
+            UnknownEntry: nothing cached has the digest.
+            InvalidRequest: the beginning of the digest is ambiguous.
         """
-        return self._ask(EvictAsked(max_blocks), ReportEvicted)
+        question = EvictAsked(self._clock(), tenant, max_blocks, digest, idle_s)
+        return self._ask(question, ReportEvicted)
+
+    def pin(self, tenant: TenantName, digest: str, ttl_s: float | None = None) -> Keep:
+        """Keep a cached prefix, for a time or until it is unpinned.
+
+        Raises:
+            UnknownEntry, InvalidRequest: as `evict`.
+            CapacityError: too much would be kept.
+        """
+        return self._ask(PinAsked(digest, self._clock(), ttl_s, tenant), ReportPinned).keep
+
+    def unpin(self, tenant: TenantName, digest: str) -> Keep:
+        """Give up a pin or lease.
+
+        Raises:
+            UnknownEntry, InvalidRequest: as `evict`.
+        """
+        return self._ask(UnpinAsked(digest, self._clock(), tenant), ReportUnpinned).keep
+
+    def explain(self, tenant: TenantName, tokens: TokenArray) -> ReportExplained:
+        """What the cache would do for a prompt now.
+
+        Raises:
+            InvalidRequest: the prompt is empty.
+        """
+        return self._ask(ExplainAsked(tokens, self._clock(), tenant), ReportExplained)
 
     async def drain(self, timeout_s: float) -> int:
         """Take no new requests, let the admitted ones end, then cancel what is left.
@@ -147,10 +207,12 @@ class EngineLoop:
         self._set_timer(None)
         return len(left)
 
-    def _ask(self, question: PrefixReleased | EvictAsked, kind: type[Report]) -> Report:
+    def _ask(self, question: Question, kind: type[SomeReport]) -> SomeReport:
         for command in self._handle(question):
             if isinstance(command, kind):
                 return command
+            if isinstance(command, ReportRefused):
+                raise _refusal(command)
         raise self._broken or InternalError(f"no answer to {question}")
 
     def _handle(self, event: Event) -> list[Command]:
@@ -253,6 +315,14 @@ class EngineLoop:
 
     def _tick(self) -> None:
         self._handle(ClockTicked(self._clock()))
+
+
+def _refusal(report: ReportRefused) -> RuntimeCacheError:
+    """The error that the answer stands for."""
+    if report.retry_after_ms is not None:
+        return CapacityError(report.message, retry_after_ms=report.retry_after_ms)
+    kind = UnknownEntry if report.code == UnknownEntry.code else InvalidRequest
+    return kind(report.message)
 
 
 def _internal(event: Event, error: Exception) -> InternalError:

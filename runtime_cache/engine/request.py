@@ -8,7 +8,9 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from runtime_cache.ids import PrefixId, RequestId
+from runtime_cache.cache.policy import DEFAULT_PRIORITY
+from runtime_cache.cache.results import CacheReport
+from runtime_cache.ids import DEFAULT_TENANT, PrefixId, RequestId, TenantName
 
 TokenArray = npt.NDArray[np.int32]
 
@@ -75,6 +77,9 @@ class NewRequest:
         deadline_s: on the clock of the events; None for no deadline.
         arrived_s: when the client's message came, on the same clock; None for when the request
             is handed in.
+        tenant: whose part of the cache it uses; the daemon says so, never the client.
+        use_cache: False: it neither reuses cached KV nor leaves any.
+        cache_priority: how long what it leaves in the cache is worth keeping [0..100].
     """
 
     request_id: RequestId
@@ -86,6 +91,9 @@ class NewRequest:
     detokenizer: Detokenizer | None = field(default=None, compare=False)
     deadline_s: float | None = None
     arrived_s: float | None = None
+    tenant: TenantName = DEFAULT_TENANT
+    use_cache: bool = True
+    cache_priority: int = DEFAULT_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +139,7 @@ class Usage:
         queue_s: from arrival to the first step.
         ttft_s: from arrival to the first answer token; None if there was none.
         total_s: from arrival to the end.
+        cache: what the cache did when it was first admitted; None if it never was.
     """
 
     prompt_tokens: int
@@ -140,3 +149,4 @@ class Usage:
     queue_s: float
     ttft_s: float | None
     total_s: float
+    cache: CacheReport | None = None

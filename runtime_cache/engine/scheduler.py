@@ -1,27 +1,30 @@
 """Who runs next. Pure.
 
-- First come, first served. A request is admitted when there are blocks for its whole prompt, and
-  only while no other prompt is being prefilled: equal prompts that arrive together are computed
-  once, since the later ones are matched when the first is in the cache.
+- Each tenant has its queue (`waiting`) and its cache; their queues are tried in the order of their
+  oldest request. A request is admitted when its cache has blocks for its whole prompt.
+- Only one prompt is prefilled at a time: equal prompts that arrive together are computed once,
+  since the later ones are matched when the first is in the cache.
 - While answers are running and a prompt is being prefilled, chunks and decode steps alternate, and
   a chunk is no longer than `interleave_chunk_tokens`.
-- When the pool is short, the youngest admitted request gives its blocks up and goes back to the
-  front of the queue. Those it had committed stay cached. So requests are always in order of
-  arrival, all running ones before all waiting ones, and the oldest always goes on.
+- When a cache is short of blocks, the youngest admitted request of its tenant gives its blocks up
+  and goes back to the front of its queue. What it had computed stays cached. So the oldest admitted
+  of each tenant always goes on.
 
 At most one step is in flight; nothing here is called meanwhile but `enqueue` and `retire`.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
-from runtime_cache.cache.manager import CacheManager
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.gears import GearTable, Role
 from runtime_cache.engine.sequence import Sequence
-from runtime_cache.ids import StepId
+from runtime_cache.engine.waiting import WaitingQueue
+from runtime_cache.ids import StepId, TenantName
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """This request is alone and still has no room: registered prefixes hold the blocks."""
+    """This request is alone in its cache and still has no room: kept prefixes hold the blocks."""
 
     sequence: Sequence
 
@@ -50,67 +53,85 @@ Decision = Step | Computed | Stuck
 
 
 class Scheduler:
-    """The queue and the running requests.
+    """The queues and the running requests.
 
     Attributes:
-        waiting: in order of arrival.
-        running: admitted, in order of arrival.
+        running: admitted, in order of admission.
         num_preemptions: so far.
+        requests_by_reason: what the cache did, by tenant; a request counts once.
     """
 
     def __init__(
         self,
-        cache: CacheManager,
+        queues: Mapping[TenantName, WaitingQueue],
         gears: GearTable,
         *,
         max_running: int,
         interleave_chunk_tokens: int,
     ) -> None:
         """Args:
+        queues: one of each tenant, empty.
         max_running: requests admitted at a time.
         interleave_chunk_tokens: the longest chunk while answers are running.
         """
-        self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self._cache = cache
+        self.requests_by_reason = {tenant: Counter[str]() for tenant in queues}
+        self._queues = queues
         self._gears = gears
         self._max_running = max_running
         self._interleave_chunk_tokens = interleave_chunk_tokens
+        self._num_arrived = 0
         self._last_step = StepId(0)
         self._last_role: Role = "decode"
 
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        """The requests in the queues."""
+        return tuple(chain.from_iterable(self._queues.values()))
+
+    def num_waiting(self, tenant: TenantName) -> int:
+        """Requests in this tenant's queue."""
+        return len(self._queues[tenant])
+
     def enqueue(self, sequence: Sequence) -> None:
-        """Add a new request at the end of the queue."""
-        self.waiting.append(sequence)
+        """Add a new request to its tenant's queue."""
+        self._num_arrived += 1
+        sequence.number = self._num_arrived
+        self._queue_of(sequence).add(sequence)
 
     def retire(self, sequence: Sequence) -> None:
-        """A request has got its final answer.
+        """A request has got its final answer; what it had computed stays cached.
 
         If it is in the step in flight its blocks stay until `settle`.
         """
         before = sequence.status
         sequence.move("answered")
         if before == "waiting":
-            self.waiting.remove(sequence)
+            self._queue_of(sequence).remove(sequence)
             return
         self.running.remove(sequence)
         if before == "ready":
-            self._cache.release(sequence.take_blocks())
+            _commit(sequence, is_tail=True)
+            sequence.cache.release(sequence.take_blocks())
 
     def settle(self, sequence: Sequence, num_fed: int) -> int:
         """A sequence's step is done: its full blocks enter the cache.
+
+        So does its last, partly filled block when its prompt is complete and when it has ended.
 
         Returns:
             How many of the fed tokens were prefilled.
         """
         num_prefilled = sequence.advance(num_fed)
         table = sequence.blocks()
-        if sequence.num_computed // table.block_size > table.num_committed:
-            sequence.chain.extend(sequence.tokens)
-            self._cache.commit(table, sequence.chain, sequence.num_computed)
-        if sequence.status == "ended":
-            self._cache.release(sequence.take_blocks())
+        if table.copy is not None:
+            sequence.cache.copied(table)
+        is_over = sequence.status == "ended"
+        is_prefilled = num_prefilled > 0 and sequence.num_to_prefill == 0
+        _commit(sequence, is_tail=is_over or is_prefilled)
+        if is_over:
+            sequence.cache.release(sequence.take_blocks())
         return num_prefilled
 
     def discard(self, sequence: Sequence, *, is_all_suspect: bool) -> None:
@@ -123,7 +144,7 @@ class Scheduler:
         sequence.move("step_failed")
         if before == "stepping":
             self.running.remove(sequence)
-        self._cache.drop(sequence.take_blocks(), is_all_suspect=is_all_suspect)
+        sequence.cache.drop(sequence.take_blocks(), is_all_suspect=is_all_suspect)
 
     def decide(self, now_s: float) -> Decision | None:
         """What to do next while no step is in flight; None if there is nothing to do.
@@ -133,6 +154,9 @@ class Scheduler:
         """
         return self._extend_answers() or self._admit() or self._next_step(now_s)
 
+    def _queue_of(self, sequence: Sequence) -> WaitingQueue:
+        return self._queues[sequence.request.tenant]
+
     # -- blocks -------------------------------------------------------------------------------
 
     def _extend_answers(self) -> Stuck | None:
@@ -140,47 +164,66 @@ class Scheduler:
         for sequence in tuple(self.running):
             if sequence.status != "ready":
                 continue  # preempted for an older one just now
-            while not self._cache.reserve(sequence.blocks(), sequence.num_tokens):
-                if len(self.running) == 1:
+            while not sequence.cache.reserve(sequence.blocks(), sequence.num_tokens):
+                peers = [other for other in self.running if other.cache is sequence.cache]
+                if len(peers) == 1:
                     return Stuck(sequence)
-                youngest = self.running[-1]
-                self._preempt(youngest)
-                if youngest is sequence:
+                self._preempt(peers[-1])
+                if peers[-1] is sequence:
                     break
         return None
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._cache.release(sequence.preempt())
-        self.waiting.appendleft(sequence)
+        _commit(sequence, is_tail=True)
+        sequence.cache.release(sequence.preempt())
+        self._queue_of(sequence).put_back(sequence)
         self.num_preemptions += 1
 
     def _admit(self) -> Computed | Stuck | None:
-        while self.waiting and self._may_admit():
-            sequence = self.waiting[0]
-            if not self._try_admit(sequence):
-                return None if self.running else Stuck(sequence)
-            self.running.append(self.waiting.popleft())
-            if sequence.num_to_feed == 0:
-                return Computed(sequence)
+        while self._may_admit():
+            admitted = self._admit_one()
+            if admitted is None or isinstance(admitted, Stuck):
+                return admitted
+            if admitted.num_to_feed == 0:
+                _commit(admitted, is_tail=True)
+                return Computed(admitted)
         return None
 
     def _may_admit(self) -> bool:
         is_prefilling = bool(self.running) and self.running[-1].role == "prefill"
         return len(self.running) < self._max_running and not is_prefilling
 
+    def _admit_one(self) -> Sequence | Stuck | None:
+        """Admit the next request of the first tenant that has room for it."""
+        queues = [queue for queue in self._queues.values() if queue]
+        for queue in sorted(queues, key=lambda queue: queue.oldest):
+            sequence = queue.next()
+            if self._try_admit(sequence):
+                queue.take(sequence)
+                self.running.append(sequence)
+                return sequence
+            if all(other.cache is not sequence.cache for other in self.running):
+                return Stuck(sequence)
+        return None
+
     def _try_admit(self, sequence: Sequence) -> bool:
+        request, is_retry = sequence.request, sequence.report is not None
         sequence.chain.extend(sequence.tokens)
-        table = self._cache.admit(
+        table = sequence.cache.admit(
             sequence.chain,
             num_tokens=sequence.num_tokens,
             max_tokens=sequence.max_tokens,
             max_hit_tokens=sequence.max_hit_tokens,
-            is_retry=sequence.cached_tokens is not None,
+            priority=request.cache_priority,
+            is_caching=request.use_cache,
+            is_kept=request.kind == "register",
+            is_retry=is_retry,
         )
         if table is None:
             return False
-        sequence.admit(table)
+        reason = sequence.admit(table).reason
+        self.requests_by_reason[request.tenant][reason] += not is_retry
         return True
 
     # -- steps --------------------------------------------------------------------------------
@@ -193,7 +236,7 @@ class Scheduler:
         if youngest.role == "prefill" and not (answering and self._last_role == "prefill"):
             cap = self._interleave_chunk_tokens if answering else None
             past = youngest.num_computed
-            chunk = self._gears.chunk_for(youngest.num_to_feed, past=past, max_tokens=cap)
+            chunk = self._gears.chunk_for(youngest.num_to_prefill, past=past, max_tokens=cap)
             return self._launch("prefill", [youngest], chunk, now_s)
         return self._launch("decode", self._decode_rows(answering), 1, now_s)
 
@@ -215,3 +258,15 @@ class Scheduler:
         self._last_role = role
         rows = tuple(sequence.launch(step_id, chunk, now_s) for sequence in sequences)
         return Step(StepBatch(step_id, role, gear, rows), tuple(sequences))
+
+
+def _commit(sequence: Sequence, *, is_tail: bool) -> None:
+    """Let others find what the sequence has computed.
+
+    Args:
+        is_tail: its last block too if that is partly filled.
+    """
+    table, num_tokens = sequence.blocks(), sequence.num_reusable
+    if is_tail or num_tokens // table.block_size > table.num_committed:
+        sequence.chain.extend(sequence.tokens)
+        sequence.cache.commit(table, sequence.chain, num_tokens, is_tail=is_tail)

@@ -6,6 +6,10 @@
 The last token of an answer that goes on has been sampled but not fed yet, so an answering sequence
 has exactly one token to feed. A sequence with more is prefilling: its prompt, or after a
 preemption prompt and answer so far.
+
+In deterministic mode a token's KV must always be computed in the same way: prompts by prefill
+chunks on a grid, answers one token a decode step, after a preemption as well. Only the prompt's KV
+is shared then.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ from typing import Literal
 import numpy as np
 
 from runtime_cache.cache.block_table import BlockTable
-from runtime_cache.cache.hashing import HashChain
+from runtime_cache.cache.manager import CacheManager
+from runtime_cache.cache.results import CacheReport, MatchHint
 from runtime_cache.engine.answer import Answer
-from runtime_cache.engine.batch import BatchRow, SlotRun
+from runtime_cache.engine.batch import BatchRow, RowCopy, SlotRun
 from runtime_cache.engine.gears import Role
 from runtime_cache.engine.request import NewRequest, TokenArray, Usage
 from runtime_cache.engine.sampler import SamplerState
@@ -44,38 +49,48 @@ TRANSITIONS: dict[tuple[Status, Happening], Status] = {
     ("leaving", "step_failed"): "ended",
 }
 _STORY_LENGTH = 32
+_UNWANTED = CacheReport(0, "disabled", detail="the request says so (use_cache)")
 
 
 class Sequence:
     """The running state of one request.
 
     Attributes:
-        num_tokens: tokens known so far, prompt and answer. For a registration: those in the
-            prefix's full blocks, since the rest is of no use.
+        cache: that of its tenant.
+        number: its place in the order of arrival.
+        num_tokens: tokens known so far, prompt and answer. For a registration: those that may be
+            kept, since the rest is of no use.
         num_computed: how many of them, from the front, have their KV in the pool.
         max_tokens: where the answer ends by its length.
         prefill_end: tokens before this position are prefilled, those from it on are decoded.
         table: its blocks; None unless it is admitted.
         chain: its block digests.
         sampler: None for a registration.
+        report: what the cache did at its first admission; None before.
+        num_overtaken: how many later requests were admitted before it.
         last_step: number of the last step it was in; 0 for none.
     """
 
     __slots__ = (
+        "_hint",
+        "_is_deterministic",
         "_story",
         "_tokens",
         "answer",
         "arrived_s",
-        "cached_tokens",
+        "cache",
         "chain",
         "first_step_s",
         "first_token_s",
         "last_step",
         "max_tokens",
         "num_computed",
+        "num_overtaken",
         "num_tokens",
+        "number",
         "prefill_end",
         "prefilled_tokens",
+        "report",
         "request",
         "sampler",
         "status",
@@ -83,7 +98,13 @@ class Sequence:
     )
 
     def __init__(
-        self, request: NewRequest, chain: HashChain, *, max_tokens: int, arrived_s: float
+        self,
+        request: NewRequest,
+        cache: CacheManager,
+        *,
+        max_tokens: int,
+        arrived_s: float,
+        is_deterministic: bool,
     ) -> None:
         """Start as waiting.
 
@@ -96,22 +117,29 @@ class Sequence:
         num_prompt = len(request.prompt)
         is_register = request.kind == "register"
         self.request = request
-        self.chain = chain
+        self.cache = cache
+        self.number = 0
         self.max_tokens = max_tokens
-        self.num_tokens = num_prompt - num_prompt % chain.block_size if is_register else num_prompt
-        self.num_computed = self.prefill_end = self.last_step = 0
+        self.num_tokens = cache.policy.cacheable(num_prompt) if is_register else num_prompt
+        self.num_computed = self.last_step = 0
+        self.prefill_end = self.num_tokens
         # Not touched until used, so a long context costs address space rather than memory.
         self._tokens: TokenArray = np.empty(max_tokens, dtype=np.int32)
         self._tokens[:num_prompt] = request.prompt
         self.table: BlockTable | None = None
         self.sampler = None if is_register else SamplerState(request.params, request.prompt)
         self.answer = Answer(request)
+        self.chain = cache.new_chain()
+        self.chain.extend(request.prompt)
         self.arrived_s = arrived_s
         self.first_step_s: float | None = None
         self.first_token_s: float | None = None
-        self.cached_tokens: int | None = None
+        self.report: CacheReport | None = None
         self.prefilled_tokens = 0
+        self.num_overtaken = 0
         self.status: Status = "waiting"
+        self._hint = MatchHint()
+        self._is_deterministic = is_deterministic
         self._story: deque[tuple[Happening, Status, int]] = deque(maxlen=_STORY_LENGTH)
 
     # -- what it is ---------------------------------------------------------------------------
@@ -127,19 +155,44 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     @property
+    def num_to_prefill(self) -> int:
+        """Those of them that are fed in chunks."""
+        return self.prefill_end - self.num_computed
+
+    @property
     def role(self) -> Role:
-        """The kind of step it needs next; a single token can always join a decode step."""
+        """The kind of step it needs next.
+
+        A single token joins a decode step; in deterministic mode only a token of the answer does.
+        """
+        if self._is_deterministic:
+            return "prefill" if self.num_to_prefill > 0 else "decode"
         return "decode" if self.num_to_feed == 1 else "prefill"
 
     @property
     def max_hit_tokens(self) -> int:
         """The longest useful cache hit: an answer needs the logits of the last token."""
-        return self.num_tokens if self.sampler is None else self.num_tokens - 1
+        if self.sampler is None:
+            return self.num_tokens
+        return (self.prefill_end if self._is_deterministic else self.num_tokens) - 1
+
+    @property
+    def num_reusable(self) -> int:
+        """How many tokens from the front others may reuse the KV of."""
+        if self._is_deterministic:
+            return min(self.num_computed, self.prefill_end)
+        return self.num_computed
 
     @property
     def num_answered(self) -> int:
         """Answer tokens so far."""
         return max(0, self.num_tokens - len(self.request.prompt))
+
+    def match_length(self) -> int:
+        """How many of its tokens are cached now, in whole blocks."""
+        if not self.request.use_cache:
+            return 0
+        return self.cache.match_length(self.chain, self._hint, self.max_hit_tokens)
 
     def blocks(self) -> BlockTable:
         """The table of an admitted sequence.
@@ -157,12 +210,13 @@ class Sequence:
         ttft_s = None if self.first_token_s is None else self.first_token_s - self.arrived_s
         return Usage(
             prompt_tokens=len(self.request.prompt),
-            cached_tokens=self.cached_tokens or 0,
+            cached_tokens=0 if self.report is None else self.report.cached_tokens,
             prefilled_tokens=self.prefilled_tokens,
             completion_tokens=self.num_answered,
             queue_s=first_step_s - self.arrived_s,
             ttft_s=ttft_s,
             total_s=now_s - self.arrived_s,
+            cache=self.report,
         )
 
     def story(self) -> str:
@@ -184,14 +238,20 @@ class Sequence:
         self.status = status
         self._story.append((happening, status, self.last_step))
 
-    def admit(self, table: BlockTable) -> None:
-        """Take the blocks for all its tokens; those found in the cache are computed."""
+    def admit(self, table: BlockTable) -> CacheReport:
+        """Take the blocks for all its tokens; those found in the cache are computed.
+
+        Returns:
+            What the cache did at the first admission.
+        """
         self.move("admitted")
         self.table = table
         self.num_computed = table.num_hit_tokens
-        self.prefill_end = self.num_tokens
-        if self.cached_tokens is None:
-            self.cached_tokens = table.num_hit_tokens
+        if not self._is_deterministic:
+            self.prefill_end = self.num_tokens
+        if self.report is None:
+            self.report = table.report or _UNWANTED
+        return self.report
 
     def preempt(self) -> BlockTable:
         """Give up the blocks, for the caller to release; everything else stays."""
@@ -219,6 +279,7 @@ class Sequence:
             past_slots=table.slots[:start],
             appends=_slot_runs(table, start, end),
             sampler=self.sampler if end == self.num_tokens else None,
+            copies=_row_copies(table, start),
         )
 
     def advance(self, num_fed: int) -> int:
@@ -239,6 +300,15 @@ class Sequence:
         self.num_tokens += 1
         if self.first_token_s is None:
             self.first_token_s = now_s
+
+
+def _row_copies(table: BlockTable, num_past: int) -> tuple[RowCopy, ...]:
+    """What the first step after the admission copies into the end of the past."""
+    if table.copy is None:
+        return ()
+    source, num_tokens = table.copy
+    target_slot = int(table.slots[num_past - num_tokens])
+    return (RowCopy(source * table.block_size, target_slot, num_tokens),)
 
 
 def _slot_runs(table: BlockTable, start: int, end: int) -> tuple[SlotRun, ...]:

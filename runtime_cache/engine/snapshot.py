@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
 
 from runtime_cache.cache.results import CacheCounters
+from runtime_cache.ids import TenantName
 
 
 @dataclass(slots=True)
@@ -51,30 +54,64 @@ class EngineCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSnapshot:
-    """Gauges and counters at one moment; copies, not views.
+class TenantSnapshot:
+    """One tenant's gauges and counters.
 
     The three kinds of blocks add up to `num_usable_blocks`.
 
     Attributes:
-        num_waiting: requests in the queue.
-        num_running: admitted requests.
-        is_step_in_flight: whether the device is at work.
-        is_draining: whether new requests are refused.
-        num_live_blocks: held by requests and registrations.
+        num_waiting: requests in its queue.
+        num_running: its admitted requests.
+        num_usable_blocks: its share of the pool.
+        num_live_blocks: held by requests, registrations, pins and leases.
         num_evictable_blocks: cached and held by nobody.
         num_free_blocks: with nothing in them.
+        num_kept_blocks: held by registrations, pins and leases.
         num_registered_prefixes: registrations.
+        num_pins: pins and leases.
+        requests_by_reason: admitted requests by what the cache did for them (`CacheReport.reason`).
     """
 
     num_waiting: int
     num_running: int
-    is_step_in_flight: bool
-    is_draining: bool
     num_usable_blocks: int
     num_live_blocks: int
     num_evictable_blocks: int
     num_free_blocks: int
+    num_kept_blocks: int
     num_registered_prefixes: int
-    engine: EngineCounters
+    num_pins: int
+    requests_by_reason: Counter[str]
     cache: CacheCounters
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot(TenantSnapshot):
+    """Gauges and counters at one moment, of all tenants together; copies, not views.
+
+    Attributes:
+        is_step_in_flight: whether the device is at work.
+        is_draining: whether new requests are refused.
+        tenants: each one's part.
+    """
+
+    is_step_in_flight: bool
+    is_draining: bool
+    engine: EngineCounters
+    tenants: Mapping[TenantName, TenantSnapshot]
+
+
+def sums(parts: Iterable[Any], kind: type[Any]) -> dict[str, Any]:
+    """Each field of the dataclass `kind`, added up over the parts.
+
+    The fields are numbers, Counters, or dataclasses of such.
+    """
+    parts = list(parts)
+    return {
+        field.name: _sum([getattr(part, field.name) for part in parts]) for field in fields(kind)
+    }
+
+
+def _sum(values: list[Any]) -> Any:
+    kind = type(values[0])
+    return kind(**sums(values, kind)) if is_dataclass(kind) else sum(values, kind())

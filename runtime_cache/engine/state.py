@@ -14,17 +14,17 @@ What is always true between two events:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from runtime_cache.cache.manager import CacheManager
+from runtime_cache.engine import questions
 from runtime_cache.engine.admission import Admission
 from runtime_cache.engine.commands import (
     Command,
     FailRequest,
     FinishReason,
     FinishRequest,
-    ReportEvicted,
-    ReportReleased,
     RunStep,
 )
 from runtime_cache.engine.deadlines import Deadlines
@@ -33,70 +33,66 @@ from runtime_cache.engine.events import (
     ClockTicked,
     DrainStarted,
     Event,
-    EvictAsked,
-    PrefixReleased,
     RequestArrived,
     StepDone,
     StepFailed,
 )
 from runtime_cache.engine.gears import GearTable
+from runtime_cache.engine.limits import EngineLimits as EngineLimits
+from runtime_cache.engine.limits import check_limits
 from runtime_cache.engine.pace import Pace
 from runtime_cache.engine.request import BadLogits, NewRequest, Sampled
 from runtime_cache.engine.scheduler import Computed, Scheduler, Step
 from runtime_cache.engine.sequence import Sequence
-from runtime_cache.engine.snapshot import EngineCounters, EngineSnapshot
+from runtime_cache.engine.snapshot import EngineCounters, EngineSnapshot, TenantSnapshot, sums
 from runtime_cache.engine.stopping import StopResult
+from runtime_cache.engine.waiting import WaitingQueue
 from runtime_cache.errors import (
     CapacityError,
-    ConfigError,
     Draining,
     InternalError,
     QueueFull,
     RequestError,
     RuntimeCacheError,
 )
-from runtime_cache.ids import RequestId, StepId
+from runtime_cache.ids import RequestId, StepId, TenantName
 
 _NO_TEXT = StopResult("")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What bounds the engine's work.
-
-    Attributes:
-        max_waiting: requests in the queue at the most; a step in flight keeps even those waiting
-            that will run next.
-        interleave_chunk_tokens: the longest prefill chunk while answers are running.
-        max_running: requests admitted at a time; None for as many as a decode step can feed.
-    """
-
-    max_waiting: int
-    interleave_chunk_tokens: int
-    max_running: int | None = None
 
 
 class EngineState:
     """All requests, from arrival to final answer."""
 
-    def __init__(self, cache: CacheManager, gears: GearTable, limits: EngineLimits) -> None:
+    def __init__(
+        self, caches: Mapping[TenantName, CacheManager], gears: GearTable, limits: EngineLimits
+    ) -> None:
         """Start empty.
 
+        Args:
+            caches: one of each tenant.
+
         Raises:
-            ConfigError: a limit is below 1.
+            ConfigError: a limit is out of range.
         """
-        max_running = gears.max_batch if limits.max_running is None else limits.max_running
-        if min(limits.max_waiting, limits.interleave_chunk_tokens, max_running) < 1:
-            raise ConfigError(f"a limit of the engine is below 1: {limits}")
-        self._cache = cache
+        check_limits(limits, caches, gears)
+        self._caches = caches
         self._limits = limits
+        queues = {
+            tenant: WaitingQueue(
+                match_window=limits.match_window, max_overtakes=limits.max_overtakes
+            )
+            for tenant in caches
+        }
         self._scheduler = Scheduler(
-            cache,
+            queues,
             gears,
-            max_running=max_running,
+            max_running=limits.max_running or gears.max_batch,
             interleave_chunk_tokens=limits.interleave_chunk_tokens,
         )
-        self._admission = Admission(cache, gears)
+        self._admissions = {
+            tenant: Admission(cache, gears, is_deterministic=limits.is_deterministic)
+            for tenant, cache in caches.items()
+        }
         self._unanswered: dict[RequestId, Sequence] = {}
         self._in_flight: Step | None = None
         self._deadlines = Deadlines()
@@ -109,17 +105,28 @@ class EngineState:
     # -- what is seen from outside ------------------------------------------------------------
 
     @property
-    def max_sequence_tokens(self) -> int:
-        """The most tokens a request may have, prompt and answer together.
+    def tenants(self) -> tuple[TenantName, ...]:
+        """Whose requests are taken."""
+        return tuple(self._caches)
 
-        Limited by the gears, and by the pool if that is smaller than the context.
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The most tokens any tenant's request may have, prompt and answer together.
+
+        Limited by the gears, and by the tenant's share of the pool if that is smaller.
         """
-        return self._admission.max_sequence_tokens
+        return max(map(self.max_sequence_tokens_of, self._caches))
+
+    def max_sequence_tokens_of(self, tenant: TenantName) -> int:
+        """The same for one tenant."""
+        return self._admissions[tenant].max_sequence_tokens
 
     @property
     def next_deadline_s(self) -> float | None:
         """When to send the next ClockTicked; None if nothing waits for a time."""
-        return self._deadlines.next_s
+        times = [self._deadlines.next_s]
+        times += (cache.keeps.next_expiry_s for cache in self._caches.values())
+        return min((time_s for time_s in times if time_s is not None), default=None)
 
     @property
     def is_drained(self) -> bool:
@@ -132,23 +139,34 @@ class EngineState:
 
     def snapshot(self) -> EngineSnapshot:
         """Gauges and counters now."""
-        cache = self._cache
+        tenants = {tenant: self._tenant_snapshot(tenant) for tenant in self._caches}
         return EngineSnapshot(
-            num_waiting=len(self._scheduler.waiting),
-            num_running=len(self._scheduler.running),
+            **sums(tenants.values(), TenantSnapshot),
             is_step_in_flight=self._in_flight is not None,
             is_draining=self._is_draining,
-            num_usable_blocks=cache.num_usable,
-            num_live_blocks=cache.num_live,
-            num_evictable_blocks=cache.num_evictable,
-            num_free_blocks=cache.num_free,
-            num_registered_prefixes=len(cache.registrations()),
             engine=replace(
                 self._counters,
                 preemptions=self._scheduler.num_preemptions,
                 cancelled_by=self._counters.cancelled_by.copy(),
             ),
-            cache=replace(cache.counters),
+            tenants=tenants,
+        )
+
+    def _tenant_snapshot(self, tenant: TenantName) -> TenantSnapshot:
+        cache, scheduler = self._caches[tenant], self._scheduler
+        num_registered = cache.keeps.num_registrations
+        return TenantSnapshot(
+            num_waiting=scheduler.num_waiting(tenant),
+            num_running=sum(sequence.cache is cache for sequence in scheduler.running),
+            num_usable_blocks=cache.num_usable,
+            num_live_blocks=cache.num_live,
+            num_evictable_blocks=cache.num_evictable,
+            num_free_blocks=cache.num_free,
+            num_kept_blocks=cache.keeps.num_blocks,
+            num_registered_prefixes=num_registered,
+            num_pins=len(cache.keeps) - num_registered,
+            requests_by_reason=scheduler.requests_by_reason[tenant].copy(),
+            cache=cache.counters.copy(),
         )
 
     def handle(self, event: Event) -> list[Command]:
@@ -162,8 +180,10 @@ class EngineState:
                 then not to be used any more.
         """
         self._out = []
-        if not isinstance(event, PrefixReleased | EvictAsked):
-            self._now_s = self._cache.now_s = max(self._now_s, event.now_s)
+        self._now_s = max(self._now_s, event.now_s)
+        for cache in self._caches.values():
+            cache.now_s = self._now_s
+            cache.expire()
         self._apply(event)
         for request_id in self._deadlines.expired(self._now_s):
             self._counters.expired += 1
@@ -185,21 +205,22 @@ class EngineState:
                 pass  # the deadlines are looked at after every event
             case DrainStarted():
                 self._is_draining = True
-            case PrefixReleased():
-                is_known = self._cache.unregister(event.prefix_id)
-                self._out.append(ReportReleased(event.prefix_id, is_known))
-            case EvictAsked():
-                self._out.append(ReportEvicted(*self._cache.evict(event.max_blocks)))
+            case _:
+                retry_after_ms = self._pace.retry_after_ms(self._now_s)
+                report = questions.answer(self._caches, event, retry_after_ms=retry_after_ms)
+                self._out.append(report)
 
     # -- arrivals -----------------------------------------------------------------------------
 
     def _on_arrived(self, request: NewRequest) -> None:
         if request.request_id in self._unanswered:
             raise InternalError(f"twice: {self._unanswered[request.request_id].story()}")
+        if request.tenant not in self._caches:
+            raise InternalError(f"request {request.request_id} is of no tenant: {request.tenant!r}")
         self._counters.arrived += 1
         try:
-            self._check_open()
-            sequence = self._admission.sequence(request, self._now_s)
+            self._check_open(request.tenant)
+            sequence = self._admissions[request.tenant].sequence(request, self._now_s)
         except (RequestError, CapacityError) as error:
             self._counters.refused += 1
             self._out.append(_failure(request.request_id, error))
@@ -209,11 +230,11 @@ class EngineState:
         if request.deadline_s is not None:
             self._deadlines.add(request.request_id, request.deadline_s)
 
-    def _check_open(self) -> None:
+    def _check_open(self, tenant: TenantName) -> None:
         retry_after_ms = self._pace.retry_after_ms(self._now_s)
         if self._is_draining:
             raise Draining("the daemon is shutting down", retry_after_ms=retry_after_ms)
-        num_waiting = len(self._scheduler.waiting)
+        num_waiting = self._scheduler.num_waiting(tenant)
         if num_waiting >= self._limits.max_waiting:
             raise QueueFull(f"{num_waiting} requests are waiting", retry_after_ms=retry_after_ms)
 
@@ -324,24 +345,19 @@ class EngineState:
         prefix_id = sequence.request.prefix_id
         if prefix_id is None:
             raise InternalError(f"nothing to compute: {sequence.story()}")
-        if self._cache.register(prefix_id, sequence.blocks()) is None:
-            cache = self._cache
-            self._fail(
-                sequence,
-                f"{len(cache.registrations())} registered prefixes hold "
-                f"{cache.num_registered_blocks} blocks; neither number may exceed "
-                f"{cache.max_registered_blocks}: release some",
-            )
+        if sequence.cache.register(prefix_id, sequence.blocks()) is None:
+            self._fail(sequence, questions.full(sequence.cache))
             return
         self._counters.registered += 1
         self._finish(sequence, "registered", _NO_TEXT)
 
     def _fail_stuck(self, sequence: Sequence) -> None:
-        held, usable = self._cache.num_registered_blocks, self._cache.num_usable
-        needed = self._cache.num_blocks_for(sequence.num_tokens)
+        cache = sequence.cache
+        needed = cache.num_blocks_for(sequence.num_tokens)
         self._fail(
             sequence,
-            f"{needed} blocks are needed, but registered prefixes hold {held} of {usable}",
+            f"{needed} blocks are needed, but registrations, pins and leases hold "
+            f"{cache.keeps.num_blocks} of {cache.num_usable}",
         )
 
     def _fail(self, sequence: Sequence, sentence: str) -> None:

@@ -1,22 +1,24 @@
 """An engine with a fake device: every answer is known beforehand, every KV read is checked.
 
 The fake model's next token is a hash of all tokens before it. The fake KV pool remembers for each
-slot which token, at which position, behind which prefix was written; a step that would read
+slot which token, at which position, behind which prefix was written; a step that would read or copy
 anything else, or write where it must not, fails the test.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 
 import numpy as np
 
 from om_models.manifest import Gear
 from runtime_cache.cache import invariants
+from runtime_cache.cache.hashing import TOKEN_BYTES, root_digest
 from runtime_cache.cache.manager import CacheManager
-from runtime_cache.engine.batch import BatchRow, StepBatch, check_batch
+from runtime_cache.cache.policy import DEFAULT_PRIORITY, CachePolicy
+from runtime_cache.engine.batch import BatchRow, RowCopy, StepBatch, check_batch
 from runtime_cache.engine.commands import (
     Command,
     EmitTokens,
@@ -30,16 +32,20 @@ from runtime_cache.engine.events import (
     DrainStarted,
     Event,
     EvictAsked,
+    ExplainAsked,
+    PinAsked,
     PrefixReleased,
     RequestArrived,
     StepDone,
     StepFailed,
+    UnpinAsked,
 )
 from runtime_cache.engine.gears import GearTable
+from runtime_cache.engine.limits import EngineLimits
 from runtime_cache.engine.request import BadLogits, NewRequest, Sampled, SamplingParams
-from runtime_cache.engine.state import EngineLimits, EngineState
-from runtime_cache.ids import BlockId, PrefixId, RequestId
-from tests.support.caching import BLOCK_SIZE, make_manager
+from runtime_cache.engine.state import EngineState
+from runtime_cache.ids import BlockId, PrefixId, RequestId, TenantName
+from tests.support.caching import BLOCK_SIZE
 
 VOCAB = 64
 #: What a failed step leaves in the slots it was to write: no position of any sequence.
@@ -85,21 +91,46 @@ def small_gears(max_model_len: int = 32, max_batch: int = 4) -> GearTable:
     )
 
 
-class FakePool:
-    """slot → all tokens up to its own, as written by the steps."""
+def make_caches(
+    num_blocks: int, tenants: Sequence[str] = ("",), policy: CachePolicy | None = None
+) -> dict[TenantName, CacheManager]:
+    """Caches that share a pool of `num_blocks` blocks, the null block included, evenly."""
+    share = (num_blocks - 1) // len(tenants)
+    return {
+        TenantName(tenant): CacheManager(
+            blocks=range(1 + i * share, 1 + (i + 1) * share),
+            block_size=BLOCK_SIZE,
+            root=root_digest(
+                bundle_digest=b"\x11" * 32, block_size=BLOCK_SIZE, tenant_salt=tenant.encode()
+            ),
+            policy=policy or CachePolicy(),
+        )
+        for i, tenant in enumerate(tenants)
+    }
 
-    def __init__(self, cache: CacheManager) -> None:
-        self._cache = cache
+
+class FakePool:
+    """slot → all tokens up to its own, as written by the steps.
+
+    Attributes:
+        num_rows_written: computed and appended.
+        num_rows_copied: copied inside the pool.
+    """
+
+    def __init__(self, caches: Iterable[CacheManager]) -> None:
+        self._caches = {block: cache for cache in caches for block in cache.pool.blocks}
         self._slots: dict[int, tuple[int, ...]] = {}
-        self.num_rows_written = 0
+        self.num_rows_written = self.num_rows_copied = 0
 
     def run(self, batch: StepBatch) -> tuple[Sampled, ...]:
-        """What the device does: read the past, write the new KV, return the next tokens."""
+        """What the device does: copy, read the past, write the new KV, return the next tokens."""
         check_batch(batch)
+        for copy in _copies(batch):
+            self._copy(copy)
+        pasts = [self._read(row) for row in batch.rows]
         samples = []
-        for row in batch.rows:
-            tokens = self._read(row)
-            for token, slot in zip(row.token_ids.tolist(), self._targets(row), strict=True):
+        for row, tokens in zip(batch.rows, pasts, strict=True):
+            for token, slot in zip(row.token_ids.tolist(), self._appends(row), strict=True):
                 tokens.append(token)
                 self._slots[slot] = tuple(tokens)
                 self.num_rows_written += 1
@@ -110,8 +141,17 @@ class FakePool:
     def poison(self, batch: StepBatch) -> None:
         """A step that failed half-way: its targets hold anything."""
         for row in batch.rows:
-            for slot in self._targets(row):
+            for slot in self._appends(row):
                 self._slots[slot] = POISON
+        for copy in _copies(batch):
+            for slot in self._targets(copy.target_slot, copy.num_tokens):
+                self._slots[slot] = POISON
+
+    def _copy(self, copy: RowCopy) -> None:
+        targets = self._targets(copy.target_slot, copy.num_tokens)
+        for offset, target in enumerate(targets):
+            self._slots[target] = self._slots[copy.source_slot + offset]
+            self.num_rows_copied += 1
 
     def _read(self, row: BatchRow) -> list[int]:
         """The past's tokens; each slot must hold its own position behind the same prefix."""
@@ -123,24 +163,42 @@ class FakePool:
             tokens.append(content[position])
         return tokens
 
-    def _targets(self, row: BatchRow) -> list[int]:
-        slots: list[int] = []
-        for first_slot, num_tokens in row.appends:
-            block, offset = divmod(first_slot, BLOCK_SIZE)
-            assert block > 0, "a step would write into the null block"
-            assert offset + num_tokens <= BLOCK_SIZE, "a run crosses a block"
-            assert self._cache.index.node_of(BlockId(block)) is None, (
-                "a step would write a cached block"
-            )
-            slots += range(first_slot, first_slot + num_tokens)
-        return slots
+    def _appends(self, row: BatchRow) -> list[int]:
+        return [slot for run in row.appends for slot in self._targets(*run)]
+
+    def _targets(self, first_slot: int, num_tokens: int) -> range:
+        """The slots of a run that is to be written: in one block, and nobody's cached rows."""
+        block, offset = divmod(first_slot, BLOCK_SIZE)
+        assert block in self._caches, "a step would write into a block of no tenant"
+        assert offset + num_tokens <= BLOCK_SIZE, "a run crosses a block"
+        node = self._caches[block].index.node_of(BlockId(block))
+        num_cached = 0 if node is None else len(node.tokens) // TOKEN_BYTES
+        assert offset >= num_cached, "a step would write over cached rows"
+        return range(first_slot, first_slot + num_tokens)
+
+
+def _copies(batch: StepBatch) -> list[RowCopy]:
+    return [copy for row in batch.rows for copy in row.copies]
 
 
 def limits(
-    *, max_waiting: int = 64, interleave_chunk_tokens: int = 4, max_running: int | None = None
+    *,
+    max_waiting: int = 64,
+    interleave_chunk_tokens: int = 4,
+    max_running: int | None = None,
+    max_overtakes: int = 32,
+    match_window: int = 64,
+    is_deterministic: bool = False,
 ) -> EngineLimits:
     """An engine's limits, where a test does not care about all of them."""
-    return EngineLimits(max_waiting, interleave_chunk_tokens, max_running)
+    return EngineLimits(
+        max_waiting,
+        interleave_chunk_tokens,
+        max_running,
+        max_overtakes,
+        match_window,
+        is_deterministic,
+    )
 
 
 class EngineRig:
@@ -159,24 +217,18 @@ class EngineRig:
         self,
         *,
         num_blocks: int = 24,
+        tenants: Sequence[str] = ("",),
         gears: GearTable | None = None,
-        low_watermark_blocks: int = 0,
-        max_registered_blocks: int | None = None,
-        is_cache_enabled: bool = True,
+        policy: CachePolicy | None = None,
         config: EngineLimits | None = None,
     ) -> None:
-        self.cache = make_manager(
-            num_blocks,
-            low_watermark_blocks=low_watermark_blocks,
-            max_registered_blocks=max_registered_blocks,
-            is_enabled=is_cache_enabled,
-        )
-        self.state = EngineState(
-            self.cache,
-            gears or small_gears(),
-            config or limits(),
-        )
-        self.pool = FakePool(self.cache)
+        """Args:
+        num_blocks: of the pool, the null block included; the tenants share the others evenly.
+        """
+        self.caches = make_caches(num_blocks, tenants, policy)
+        self.cache = next(iter(self.caches.values()))
+        self.state = EngineState(self.caches, gears or small_gears(), config or limits())
+        self.pool = FakePool(self.caches.values())
         self.now_s = 100.0
         self.commands: list[Command] = []
         self.batch: StepBatch | None = None
@@ -196,6 +248,9 @@ class EngineRig:
         deadline_s: float | None = None,
         params: SamplingParams | None = None,
         eos: frozenset[int] = frozenset(),
+        tenant: str = "",
+        use_cache: bool = True,
+        cache_priority: int = DEFAULT_PRIORITY,
     ) -> RequestId:
         """A new request, plainly greedy unless `params` says otherwise; returns its id."""
         request = NewRequest(
@@ -205,10 +260,13 @@ class EngineRig:
             eos_token_ids=eos,
             detokenizer=Letters(),
             deadline_s=deadline_s,
+            tenant=TenantName(tenant),
+            use_cache=use_cache,
+            cache_priority=cache_priority,
         )
         return self._arrive(request)
 
-    def register(self, prefix_id: str, prompt: Sequence[int]) -> RequestId:
+    def register(self, prefix_id: str, prompt: Sequence[int], *, tenant: str = "") -> RequestId:
         """A new registration; returns its id."""
         request = NewRequest(
             RequestId(self._next_id),
@@ -216,6 +274,7 @@ class EngineRig:
             SamplingParams(temperature=0.0),
             kind="register",
             prefix_id=PrefixId(prefix_id),
+            tenant=TenantName(tenant),
         )
         return self._arrive(request)
 
@@ -229,11 +288,29 @@ class EngineRig:
     def drain(self) -> None:
         self.handle(DrainStarted(self.now_s))
 
-    def evict(self, max_blocks: int | None = None) -> None:
-        self.handle(EvictAsked(max_blocks))
+    def evict(
+        self,
+        max_blocks: int | None = None,
+        *,
+        tenant: str | None = None,
+        digest: str | None = None,
+        idle_s: float | None = None,
+    ) -> Command:
+        name = None if tenant is None else TenantName(tenant)
+        return self._ask(EvictAsked(self.now_s, name, max_blocks, digest, idle_s))
 
-    def release_prefix(self, prefix_id: str) -> None:
-        self.handle(PrefixReleased(PrefixId(prefix_id)))
+    def release_prefix(self, prefix_id: str, *, tenant: str = "") -> Command:
+        return self._ask(PrefixReleased(PrefixId(prefix_id), self.now_s, TenantName(tenant)))
+
+    def pin(self, digest: str, ttl_s: float | None = None, *, tenant: str = "") -> Command:
+        return self._ask(PinAsked(digest, self.now_s, ttl_s, TenantName(tenant)))
+
+    def unpin(self, digest: str, *, tenant: str = "") -> Command:
+        return self._ask(UnpinAsked(digest, self.now_s, TenantName(tenant)))
+
+    def explain(self, prompt: Sequence[int], *, tenant: str = "") -> Command:
+        tokens = np.asarray(prompt, dtype=np.int32)
+        return self._ask(ExplainAsked(tokens, self.now_s, TenantName(tenant)))
 
     def step_done(
         self, seconds: float = 1.0, *, samples: tuple[Sampled | BadLogits, ...] | None = None
@@ -268,18 +345,29 @@ class EngineRig:
         scheduler = self.state._scheduler
         in_flight = () if self.state._in_flight is None else self.state._in_flight.sequences
         admitted = {id(s): s for s in (*scheduler.running, *in_flight)}.values()
-        invariants.check(self.cache, [s.blocks() for s in admitted])
+        for cache in self.caches.values():
+            invariants.check(cache, [s.blocks() for s in admitted if s.cache is cache])
         unanswered = [*scheduler.running, *scheduler.waiting]
         ids = [int(s.request.request_id) for s in unanswered]
-        assert ids == sorted(ids) == [int(i) for i in self.state.request_ids()]
+        assert sorted(ids) == [int(i) for i in self.state.request_ids()]
         assert not set(ids) & set(self.finals)
         assert (self.batch is not None) == (self.state._in_flight is not None)
-        assert self.batch is not None or not unanswered, "idle with requests left"
+        if self.batch is None:
+            assert not unanswered, "idle with requests left"
+            kept = {
+                block for cache in self.caches.values() for k in cache.keeps for block in k.blocks
+            }
+            assert sum(cache.num_live for cache in self.caches.values()) == len(kept)
         self._check_counters()
 
     def gauges(self) -> tuple[int, int, int]:
         """Live, evictable and free blocks."""
-        return self.cache.num_live, self.cache.num_evictable, self.cache.num_free
+        snapshot = self.state.snapshot()
+        return (
+            snapshot.num_live_blocks,
+            snapshot.num_evictable_blocks,
+            snapshot.num_free_blocks,
+        )
 
     def rows(self) -> list[tuple[int, int, int]]:
         """Of the step in flight: request, past and fed tokens of each row."""
@@ -305,6 +393,11 @@ class EngineRig:
         self.texts[request_id] = ""
         self.handle(RequestArrived(request, self.now_s))
         return request_id
+
+    def _ask(self, question: Event) -> Command:
+        """The answer to an operator's question."""
+        self.handle(question)
+        return self.commands[0]
 
     def _take_batch(self) -> StepBatch:
         assert self.batch is not None, "no step is in flight"

@@ -9,12 +9,12 @@ import numpy as np
 
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.commands import EmitTokens, FailRequest, FinishRequest
+from runtime_cache.engine.limits import EngineLimits
 from runtime_cache.engine.loop import Answer, EngineLoop
 from runtime_cache.engine.request import Detokenizer, NewRequest, Sampled, SamplingParams
-from runtime_cache.engine.state import EngineLimits, EngineState
+from runtime_cache.engine.state import EngineState
 from runtime_cache.ids import PrefixId, RequestId
-from tests.support.caching import make_manager
-from tests.support.engine_rig import FakePool, Letters, small_gears
+from tests.support.engine_rig import FakePool, Letters, make_caches, small_gears
 
 
 class Clock:
@@ -115,13 +115,14 @@ class LoopRig:
     """
 
     def __init__(self, *, num_blocks: int = 24, max_running: int | None = None) -> None:
-        self.cache = make_manager(num_blocks)
+        caches = make_caches(num_blocks)
+        (self.cache,) = caches.values()
         config = EngineLimits(max_waiting=8, interleave_chunk_tokens=8, max_running=max_running)
-        state = EngineState(self.cache, small_gears(), config)
+        state = EngineState(caches, small_gears(), config)
         self.clock = Clock()
         self.journal: list[str] = []
         self.engine = EngineLoop(state, self._begin, self.clock)
-        self._pool = FakePool(self.cache)
+        self._pool = FakePool([self.cache])
         self._begun: asyncio.Queue[RunningStep] = asyncio.Queue()
         self._next_id = 1
         self._heard: list[Heard] = []

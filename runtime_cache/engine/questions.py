@@ -1,0 +1,121 @@
+"""What operators ask of the caches, and the answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runtime_cache.cache import desk
+from runtime_cache.cache.manager import CacheManager
+from runtime_cache.cache.results import Evicted
+from runtime_cache.engine.commands import (
+    Report,
+    ReportEvicted,
+    ReportExplained,
+    ReportPinned,
+    ReportRefused,
+    ReportReleased,
+    ReportUnpinned,
+)
+from runtime_cache.engine.events import (
+    EvictAsked,
+    ExplainAsked,
+    PinAsked,
+    PrefixReleased,
+    Question,
+    UnpinAsked,
+)
+from runtime_cache.errors import CapacityError, InvalidRequest, RequestError, UnknownEntry
+from runtime_cache.ids import TenantName
+
+Caches = Mapping[TenantName, CacheManager]
+
+
+def answer(caches: Caches, question: Question, *, retry_after_ms: int) -> Report:
+    """Do what is asked, or say why not; then nothing has changed.
+
+    Args:
+        retry_after_ms: when to ask again for what there is no room for now.
+    """
+    try:
+        if isinstance(question, EvictAsked):
+            return ReportEvicted(*_evict(caches, question))
+        cache = _cache_of(caches, question.tenant)
+        if isinstance(question, PinAsked):
+            return _pin(cache, question, retry_after_ms)
+        return _answer(cache, question)
+    except (RequestError, CapacityError) as error:
+        return ReportRefused(error.code, error.message, error.retryable, error.retry_after_ms)
+
+
+def _cache_of(caches: Caches, tenant: TenantName) -> CacheManager:
+    if tenant not in caches:
+        raise InvalidRequest(f"there is no tenant `{tenant}`")
+    return caches[tenant]
+
+
+def _pin(cache: CacheManager, question: PinAsked, retry_after_ms: int) -> ReportPinned:
+    keep = desk.pin(cache, question.digest, question.ttl_s)
+    if keep is None:
+        raise CapacityError(full(cache), retry_after_ms=retry_after_ms)
+    return ReportPinned(keep)
+
+
+def full(cache: CacheManager) -> str:
+    """Why nothing more can be kept."""
+    keeps = cache.keeps
+    return (
+        f"{len(keeps)} registrations, pins and leases hold {keeps.num_blocks} blocks; neither "
+        f"number may exceed {keeps.max_blocks}: give some up"
+    )
+
+
+def _answer(cache: CacheManager, question: PrefixReleased | UnpinAsked | ExplainAsked) -> Report:
+    match question:
+        case PrefixReleased(prefix_id):
+            return ReportReleased(prefix_id, cache.unregister(prefix_id))
+        case UnpinAsked(digest):
+            return ReportUnpinned(desk.unpin(cache, digest))
+        case ExplainAsked(tokens):
+            if len(tokens) == 0:
+                raise InvalidRequest("the prompt is empty")
+            chain = cache.new_chain()
+            chain.extend(tokens)
+            return ReportExplained(cache.report(chain, len(tokens) - 1), len(tokens))
+
+
+def _evict(caches: Caches, question: EvictAsked) -> Evicted:
+    asked = list(caches.values())
+    if question.tenant is not None:
+        asked = [_cache_of(caches, question.tenant)]
+    if question.digest is not None:
+        return desk.evict_entry(_holder(asked, question.digest), question.digest)
+    num_evicted = num_in_use = 0
+    for cache in asked:
+        if question.idle_s is not None:
+            evicted = desk.evict_idle(cache, question.idle_s)
+        else:
+            left = None if question.max_blocks is None else question.max_blocks - num_evicted
+            evicted = desk.evict_blocks(cache, left)
+        num_evicted += evicted.num_evicted
+        num_in_use += evicted.num_in_use
+    return Evicted(num_evicted, num_in_use)
+
+
+def _holder(caches: list[CacheManager], digest: str) -> CacheManager:
+    """The one of the caches that holds the entry.
+
+    Raises:
+        UnknownEntry, InvalidRequest: none does, or several do.
+    """
+    holders = []
+    for cache in caches:
+        try:
+            desk.find(cache, digest)
+        except UnknownEntry:
+            continue
+        holders.append(cache)
+    if len(holders) > 1:
+        raise InvalidRequest(f"{len(holders)} tenants have digests that begin with `{digest}`")
+    if not holders:
+        raise UnknownEntry(f"nothing cached has a digest that begins with `{digest}`")
+    return holders[0]
