@@ -10,10 +10,12 @@ from typing import TextIO
 
 import msgspec
 
+from ipc import reasons
+from ipc.arguments import SamplingOptions
 from ipc.command_line import Program, flatten, greet, print_json, read_text
 from ipc.endpoint import DEFAULT_ENDPOINT
 from ipc.errors import IpcError, ServerError
-from ipc.session import Result, SamplingOptions
+from ipc.session import Result
 from ipc.sync_client import AnswerStream, Client
 
 _PROGRAM = Program("rtcache", "RTCACHE_ENDPOINT", DEFAULT_ENDPOINT)
@@ -134,19 +136,26 @@ def _show_answer(
     else:
         print()
         if arguments.usage:
-            print(_usage_line(result), file=sys.stderr)
+            print(_usage_text(result), file=sys.stderr)
     return result.text
 
 
-def _usage_line(result: Result) -> str:
+def _usage_text(result: Result) -> str:
+    """Counts and times, and what the cache did, a line each."""
     usage, timing = result.usage, result.timing
     ttft = "-" if timing.ttft_ms is None else f"{timing.ttft_ms:.0f} ms"
     rate = "-" if timing.tokens_per_s is None else f"{timing.tokens_per_s:.1f}"
-    return (
+    line = (
         f"[{result.finish_reason}; prompt {usage.prompt_tokens} tokens, cached "
         f"{usage.cached_tokens}, prefilled {usage.prefilled_tokens}; answer "
         f"{usage.completion_tokens}; first token {ttft}, {rate} tokens/s]"
     )
+    if result.cache is None:
+        return line
+    why = reasons.sentence(
+        result.cache, cached_tokens=usage.cached_tokens, prompt_tokens=usage.prompt_tokens
+    )
+    return f"{line}\n[{why}]"
 
 
 def _prompt(arguments: argparse.Namespace) -> str:
@@ -202,7 +211,25 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     add("--ignore-eos", action="store_true", default=None, help="go on after the model's end token")
     add("--logprobs", type=int, metavar="N", help="report the N best per token (with --json)")
     add("--deadline-ms", type=int, metavar="MS", help="end the answer after this long")
-    add("--usage", action="store_true", help="print token counts and timings to stderr")
+    cache = parser.add_argument_group("what the cache does")
+    cache.add_argument(
+        "--no-cache",
+        dest="use_cache",
+        action="store_false",
+        default=None,
+        help="neither reuse cached KV nor leave any behind",
+    )
+    cache.add_argument(
+        "--cache-priority",
+        type=int,
+        metavar="N",
+        help="0 to 100: what has less is evicted first (default: 50)",
+    )
+    cache.add_argument(
+        "--usage",
+        action="store_true",
+        help="print token counts, timings and what the cache did to stderr",
+    )
 
 
 if __name__ == "__main__":

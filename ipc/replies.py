@@ -252,7 +252,8 @@ class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One prefix in the cache: a chain of blocks from the first token on.
 
     Attributes:
-        digest: its name [hexadecimal]; `pin`, `unpin` and `evict` take it, or its beginning.
+        digest: its name [hexadecimal]; `pin`, `unpin` and `evict` take it, or its beginning. Empty
+            for a registration of which nothing is kept.
         num_tokens: its length [tokens].
         num_blocks: blocks it occupies, shared ones included.
         num_bytes: device memory of those blocks [bytes].

@@ -47,7 +47,9 @@ class ClientRef:
     Attributes:
         identity: libzmq's name of the connection; a client that reconnects gets a new one, unless
             it has chosen its own.
-        role: which socket it is connected to.
+        role: which kind of socket it is connected to.
+        tenant: whose socket that is; empty is the default tenant's. Clients of two sockets are
+            two clients, even if both chose the same identity.
         encoding: to answer in.
         is_delimited: whether an empty frame stands before the payload, as REQ sockets want it.
     """
@@ -56,6 +58,7 @@ class ClientRef:
     role: Role
     encoding: Encoding = field(compare=False)
     is_delimited: bool = field(compare=False)
+    tenant: str = ""
 
 
 class Handler(Protocol):
@@ -111,6 +114,7 @@ class Server:
         endpoint: `ipc://PATH` or `tcp://HOST:PORT`.
         handler: gets the requests.
         role: `user` refuses administrators' requests; `admin` accepts all.
+        tenant: whose socket it is; every request that comes here is this tenant's.
         limits: of a message.
         socket_mode: permissions of an ipc socket file.
         max_queued_replies: per client; a client that leaves more unread is a slow reader.
@@ -124,6 +128,7 @@ class Server:
         handler: Handler,
         *,
         role: Role = "user",
+        tenant: str = "",
         limits: Limits | None = None,
         socket_mode: int = 0o660,
         max_queued_replies: int = 4096,
@@ -143,6 +148,7 @@ class Server:
         self._pump: Pump | None = None
         self.endpoint = endpoint
         self.role = role
+        self.tenant = tenant
         self.limits = limits or Limits()
         self.counters = Counters()
 
@@ -265,6 +271,7 @@ class Server:
             role=self.role,
             encoding=sniff(payload) or Encoding.MSGPACK,
             is_delimited=len(frames) > 2 and not frames[1],
+            tenant=self.tenant,
         )
         try:
             self._check_frames(client, frames)
@@ -316,7 +323,8 @@ class Server:
     def _tell_now(self, key: tuple[str, ClientRef], callback: Callable[[ClientRef], None]) -> None:
         event, client = key
         self._told.discard(key)
-        self._log(event, {"role": self.role, "identity": client.identity.hex()})
+        fields = {"role": self.role, "tenant": self.tenant, "identity": client.identity.hex()}
+        self._log(event, fields)
         try:
             callback(client)
         except Exception as error:

@@ -7,19 +7,17 @@ async and the blocking client put a socket and a clock around it. It knows neith
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
-
-import msgspec
+from typing import Any
 
 from ipc.codec import Encoding, Limits, decode_reply, encode
 from ipc.errors import Closed, IpcError, MessageTooLarge, ProtocolError, ServerError
 from ipc.messages import (
     AnyReply,
     AnyRequest,
+    CacheReport,
     Cancel,
-    ChatMessage,
     Done,
     Error,
     FinishReason,
@@ -30,31 +28,6 @@ from ipc.messages import (
     Usage,
     type_name,
 )
-
-
-class SamplingOptions(TypedDict, total=False):
-    """Keyword arguments of `generate` and `chat`; `messages.AnswerRequest` says what they mean."""
-
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    logprobs: int
-    stream: bool
-    deadline_ms: int
-
-
-#: A conversation as callers write it.
-Conversation = Sequence[ChatMessage | Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +57,8 @@ class Result:
         usage: token counts.
         timing: durations measured in the daemon.
         logprobs: one entry per token, if asked for.
+        cache: why so many prompt tokens were cached, and not more; None if the request ended
+            before it was admitted.
     """
 
     text: str
@@ -93,6 +68,7 @@ class Result:
     usage: Usage
     timing: Timing
     logprobs: tuple[Logprobs, ...] = ()
+    cache: CacheReport | None = None
 
 
 class Call:
@@ -290,63 +266,5 @@ class Answer:
             usage=done.usage,
             timing=done.timing,
             logprobs=tuple(entry for piece in self._pieces for entry in piece.logprobs),
+            cache=done.cache,
         )
-
-
-def prompt_fields(
-    prompt: str | None, prompt_ids: Iterable[int] | None, prefix_id: str | None
-) -> dict[str, Any]:
-    """Fields of `generate` besides the sampling options."""
-    ids = None if prompt_ids is None else tuple(int(token_id) for token_id in prompt_ids)
-    return {"prompt": prompt, "prompt_ids": ids, "prefix_id": prefix_id}
-
-
-def content_fields(
-    *,
-    text: str | None = None,
-    prompt_ids: Iterable[int] | None = None,
-    messages: Conversation | None = None,
-) -> dict[str, Any]:
-    """Fields of `tokenize` and `register`: those that are given."""
-    fields: dict[str, Any] = {}
-    if text is not None:
-        fields["text"] = text
-    if prompt_ids is not None:
-        fields["prompt_ids"] = tuple(int(token_id) for token_id in prompt_ids)
-    if messages is not None:
-        fields["messages"] = conversation(messages)
-    return fields
-
-
-def sampling_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling options as callers write them, in the form the messages have.
-
-    `stop` may be one string, `logit_bias` has integer keys, sequences become tuples.
-    """
-    fields = dict(options)
-    if isinstance(fields.get("stop"), str):
-        fields["stop"] = (fields["stop"],)
-    for name in ("stop", "stop_token_ids"):
-        if name in fields:
-            fields[name] = tuple(fields[name])
-    if "logit_bias" in fields:
-        fields["logit_bias"] = {str(key): value for key, value in fields["logit_bias"].items()}
-    return fields
-
-
-def conversation(messages: Conversation) -> tuple[ChatMessage, ...]:
-    """A conversation in the form the messages have.
-
-    Raises:
-        ValueError: an entry has no `role` and `content`, or an unknown role.
-    """
-    try:
-        return msgspec.convert(
-            [
-                message if isinstance(message, ChatMessage) else dict(message)
-                for message in messages
-            ],
-            tuple[ChatMessage, ...],
-        )
-    except msgspec.ValidationError as error:
-        raise ValueError(f"messages: {error}") from error

@@ -14,6 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import zmq
 
+from ipc.arguments import (
+    Conversation,
+    SamplingOptions,
+    content_fields,
+    conversation,
+    explain_fields,
+    prompt_fields,
+    sampling_fields,
+)
 from ipc.codec import Encoding
 from ipc.dealer import DEFAULT_TIMEOUT_S, dealer_socket
 from ipc.endpoint import DEFAULT_ENDPOINT
@@ -25,6 +34,8 @@ from ipc.messages import (
     Chat,
     Evict,
     Evicted,
+    Explain,
+    Explained,
     Generate,
     GetInfo,
     GetStats,
@@ -32,7 +43,9 @@ from ipc.messages import (
     Listed,
     ListEntries,
     Ok,
+    Pin,
     Ping,
+    Pinned,
     Pong,
     Register,
     Registered,
@@ -42,21 +55,11 @@ from ipc.messages import (
     Stats,
     Tokenize,
     Tokenized,
+    Unpin,
+    Unpinned,
     type_name,
 )
-from ipc.session import (
-    Answer,
-    Call,
-    Conversation,
-    Piece,
-    Result,
-    SamplingOptions,
-    Session,
-    content_fields,
-    conversation,
-    prompt_fields,
-    sampling_fields,
-)
+from ipc.session import Answer, Call, Piece, Result, Session
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -109,7 +112,7 @@ class AnswerStream:
 
 
 class Client:
-    """A connection to a daemon; to its admin socket for `list`, `evict` and `stats`.
+    """A connection to a daemon; to its admin socket for what is marked "Admin".
 
     Connecting does not wait for the daemon: libzmq connects, and reconnects, by itself.
 
@@ -240,13 +243,46 @@ class Client:
         """Give up a registered prefix."""
         return self._ask(Release, {"prefix_id": prefix_id}, Released)
 
-    def list(self, limit: int = 100) -> Listed:
-        """Admin: what the cache holds."""
-        return self._ask(ListEntries, {"limit": limit}, Listed)
+    def list(self, limit: int = 100, *, offset: int = 0, tenant: str | None = None) -> Listed:
+        """Admin: what the cache holds, from the entry number `offset` on, of one tenant or all."""
+        fields = {"limit": limit, "offset": offset, "tenant": tenant}
+        return self._ask(ListEntries, fields, Listed)
 
-    def evict(self, *, max_blocks: int | None = None, all: bool = False) -> Evicted:
-        """Admin: drop cached blocks, a number of them or all that nobody holds."""
-        return self._ask(Evict, {"max_blocks": max_blocks, "all": all}, Evicted)
+    def evict(
+        self,
+        *,
+        max_blocks: int | None = None,
+        all: bool = False,
+        digest: str | None = None,
+        idle_s: float | None = None,
+        tenant: str | None = None,
+    ) -> Evicted:
+        """Admin: drop what nobody holds: some blocks, all, one prefix, or what is not used."""
+        what = {"max_blocks": max_blocks, "all": all, "digest": digest, "idle_s": idle_s}
+        return self._ask(Evict, what | {"tenant": tenant}, Evicted)
+
+    def pin(self, digest: str, ttl_s: float | None = None, *, tenant: str = "") -> Pinned:
+        """Admin: keep a cached prefix, until `unpin` or for `ttl_s` seconds."""
+        fields = {"digest": digest, "ttl_s": ttl_s, "tenant": tenant}
+        return self._ask(Pin, fields, Pinned)
+
+    def unpin(self, digest: str, *, tenant: str = "") -> Unpinned:
+        """Admin: give up a pin or a lease."""
+        return self._ask(Unpin, {"digest": digest, "tenant": tenant}, Unpinned)
+
+    def explain(
+        self,
+        prompt: str | None = None,
+        *,
+        prompt_ids: Iterable[int] | None = None,
+        messages: Conversation | None = None,
+        prefix_id: str | None = None,
+        tenant: str = "",
+        timeout_s: float | None = None,
+    ) -> Explained:
+        """Admin: what the cache would do for a prompt, without running it."""
+        fields = explain_fields(prompt, prompt_ids, messages, prefix_id, tenant)
+        return self._ask(Explain, fields, Explained, timeout_s)
 
     def stats(self) -> dict[str, Any]:
         """Admin: counters and gauges."""

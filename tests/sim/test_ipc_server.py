@@ -6,7 +6,7 @@ import asyncio
 import json
 import stat
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from ipc.client import Client
 from ipc.codec import Encoding, Limits, decode_reply, encode
 from ipc.errors import Closed, EndpointBusy, EndpointError, ProtocolError, ServerError, Timeout
 from ipc.messages import (
+    ADMIN_REQUESTS,
     AnyReply,
+    CacheReport,
     Cancel,
     Done,
     Error,
@@ -31,6 +33,7 @@ from ipc.messages import (
     Pong,
     Stats,
     Tokens,
+    type_name,
 )
 from ipc.server import ClientRef, Server
 from ipc.session import Piece
@@ -38,6 +41,7 @@ from tests.support.ipc_daemon import LOOPS, CountingDaemon, run_on
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
+GOLDEN = Path(__file__).parent.parent / "golden" / "wire"
 PONG = Pong(MessageId("1"), version="0.1.0", uptime_s=12.5)
 
 
@@ -54,7 +58,7 @@ def endpoint(tmp_path: Path) -> str:
 class RawClient:
     """A socket that sends whatever frames a test wants."""
 
-    def __init__(self, endpoint: str, kind: int = zmq.DEALER, **options: int) -> None:
+    def __init__(self, endpoint: str, kind: int = zmq.DEALER, **options: int | bytes) -> None:
         self.socket = zmq.asyncio.Context.instance().socket(kind)
         self.socket.set(zmq.LINGER, 0)
         for name, value in options.items():
@@ -76,7 +80,7 @@ class RawClient:
 
 @asynccontextmanager
 async def raw_client(
-    endpoint: str, kind: int = zmq.DEALER, **options: int
+    endpoint: str, kind: int = zmq.DEALER, **options: int | bytes
 ) -> AsyncIterator[RawClient]:
     client = RawClient(endpoint, kind, **options)
     try:
@@ -235,9 +239,57 @@ def test_the_admin_socket_accepts_everything(run: Run, endpoint: str) -> None:
             assert (await client.list(limit=7)).total == 7
             assert (await client.evict(max_blocks=5)).num_blocks == 5
             assert (await client.evict(all=True)).num_blocks == 99
+            assert (await client.pin("5e884898", 60, tenant="a")).expires_in_s == 60
+            assert (await client.unpin("5e884898")).digest == "5e884898"
+            assert (await client.explain("x")).cache == CacheReport("cold")
             assert await client.stats() == {"pool": {"num_blocks": 3}}
             assert (await client.ping()).version == "0.1.0"
         assert {ref.role for ref, _ in daemon.seen} == {"admin"}
+
+    run(scene())
+
+
+ADMIN_FRAMES = sorted(
+    path
+    for request in ADMIN_REQUESTS
+    for path in GOLDEN.glob(f"request.{type_name(request)}.*.json")
+)
+
+
+@pytest.mark.parametrize("tenant", ["", "team-a"])
+def test_users_sockets_refuse_what_is_for_administrators(
+    run: Run, endpoint: str, tenant: str
+) -> None:
+    async def scene() -> None:
+        daemon = CountingDaemon()
+        server = daemon.serve(endpoint, tenant=tenant)
+        async with server, raw_client(endpoint) as client:
+            for path in ADMIN_FRAMES:
+                reply = await client.ask(path.read_bytes())
+                assert isinstance(reply, Error)
+                assert (reply.code, reply.retryable) == ("forbidden", False)
+        assert daemon.seen == []
+        assert server.counters.refused == {"forbidden": len(ADMIN_FRAMES)}
+
+    run(scene())
+
+
+def test_a_request_belongs_to_the_tenant_of_its_socket(run: Run, tmp_path: Path) -> None:
+    """Two clients that chose one identity on two sockets are two clients."""
+
+    async def scene() -> None:
+        daemon = CountingDaemon()
+        first = daemon.serve(f"ipc://{tmp_path}/a")
+        second = daemon.serve(f"ipc://{tmp_path}/b", tenant="team-b")
+        async with first, second:
+            for server in (first, second):
+                daemon.server = server
+                async with raw_client(server.endpoint, IDENTITY=b"me") as client:
+                    assert await client.ask(ping_json()) == PONG
+        (one, _), (other, _) = daemon.seen
+        assert (one.identity, other.identity) == (b"me", b"me")
+        assert (one.tenant, other.tenant) == ("", "team-b")
+        assert len({one, other}) == 2
 
     run(scene())
 
@@ -275,7 +327,8 @@ def test_a_vanished_client_is_noticed_at_the_next_send(run: Run, endpoint: str) 
             assert daemon.gone == [ref]
             assert server.counters.clients_gone == 2
             assert await other.ask(ping_json()) == PONG
-        assert ("client_gone", {"role": "user", "identity": ref.identity.hex()}) in daemon.log
+            event = {"role": "user", "tenant": "", "identity": ref.identity.hex()}
+            assert ("client_gone", event) in daemon.log
 
     run(scene())
 
@@ -583,6 +636,31 @@ def test_a_client_finds_a_restarted_daemon_by_itself(run: Run, endpoint: str) ->
             for _ in range(2):
                 async with CountingDaemon().serve(endpoint):
                     assert (await client.ping()).version == "0.1.0"
+
+    run(scene())
+
+
+def test_a_daemon_that_restarts_under_load_costs_its_callers_their_calls_only(
+    run: Run, endpoint: str
+) -> None:
+    """Every call ends within its own patience, and the same clients are served again."""
+
+    async def scene() -> None:
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(Client(endpoint)) for _ in range(5)]
+            daemon = CountingDaemon()
+            async with daemon.serve(endpoint):
+                waiting = [
+                    asyncio.ensure_future(client.generate(prompt, timeout_s=0.05).result())
+                    for client in clients
+                    for prompt in ("hold", "begin")
+                ]
+                await daemon.until(lambda: len(daemon.requests) >= len(waiting))
+            ends = await asyncio.gather(*waiting, return_exceptions=True)
+            assert {type(end) for end in ends} == {Timeout}
+            async with CountingDaemon().serve(endpoint):
+                answers = await asyncio.gather(*(c.generate("count 2").result() for c in clients))
+        assert {answer.token_ids for answer in answers} == {(0, 1)}
 
     run(scene())
 

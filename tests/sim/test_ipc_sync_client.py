@@ -5,15 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ipc import cli
 from ipc.errors import Closed, EndpointError, ServerError, Timeout
-from ipc.messages import Cancel, Chat, ChatMessage, Generate, MessageId, PrefixName
+from ipc.messages import (
+    CacheReport,
+    Cancel,
+    Chat,
+    ChatMessage,
+    Generate,
+    MessageId,
+    PrefixName,
+)
 from ipc.session import Piece
 from ipc.sync_client import Client
 from tests.support.ipc_daemon import DaemonThread
+
+DIGEST = "5e884898da280471"
 
 
 @pytest.fixture
@@ -43,12 +54,68 @@ def test_the_small_calls(client: Client) -> None:
     assert client.tokenize("x") == (1, 2)
     assert client.register("x").num_tokens == 3
     assert client.list(limit=7).total == 7
+    assert client.list(limit=7, offset=2, tenant="a").total == 9
     assert client.evict(max_blocks=5).num_blocks == 5
     assert client.evict(all=True).num_blocks == 99
+    assert client.evict(digest=DIGEST).num_blocks == 99
+    assert client.evict(idle_s=0, tenant="a").num_blocks == 99
+    assert client.pin(DIGEST).expires_in_s is None
+    assert client.pin(DIGEST, 60, tenant="a").expires_in_s == 60
+    assert client.unpin(DIGEST).digest == DIGEST
+    for explained in (
+        client.explain("x"),
+        client.explain(prompt_ids=range(3), prefix_id="p-1"),
+        client.explain(messages=[{"role": "user", "content": "x"}], tenant="a"),
+    ):
+        assert (explained.prompt_tokens, explained.cache) == (9, CacheReport("cold"))
     assert client.stats() == {"pool": {"num_blocks": 3}}
     client.cancel("77")
     with pytest.raises(ServerError, match="its log has the details"):
         client.release("p-1")
+
+
+def test_an_answer_says_what_the_cache_did_streamed_or_not(client: Client) -> None:
+    report = CacheReport("diverged", 500, 812)
+    for stream in (True, False):
+        result = client.generate("count 3", stream=stream, use_cache=True).result()
+        assert (result.usage.cached_tokens, result.cache) == (500, report)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.pin("5e88"),
+        lambda client: client.pin("5E884898"),
+        lambda client: client.unpin(""),
+        lambda client: client.evict(digest="x" * 8),
+        lambda client: client.generate("x", cache_priority=101).result(),
+    ],
+)
+def test_what_the_daemon_refuses_costs_one_call(client: Client, ask: Any) -> None:
+    with pytest.raises(ServerError) as caught:
+        ask(client)
+    assert caught.value.code == "invalid_request"
+    assert client.ping().version == "0.1.0"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.evict(),
+        lambda client: client.evict(all=True, idle_s=1),
+        lambda client: client.explain(),
+        lambda client: client.explain("x", prompt_ids=[1]),
+        lambda client: client.explain(messages=[{"role": "x", "content": ""}]),
+        lambda client: client.pin("5e884898", float("nan")),
+    ],
+)
+def test_what_is_wrong_in_itself_is_not_sent(
+    client: Client, daemon: DaemonThread, ask: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"must be|messages"):
+        ask(client)
+    client.ping()
+    assert len(daemon.daemon.requests) == 1
 
 
 def test_a_prompt_that_is_too_large_fails_its_own_call_only(client: Client) -> None:
@@ -136,6 +203,8 @@ def test_generate_prints_the_answer(capsys: Output) -> None:
     assert err == (
         "[length; prompt 550 tokens, cached 500, prefilled 50; answer 3; first token 25 ms, "
         "20.0 tokens/s]\n"
+        "[cached 500 of 550 tokens: diverged at token 500; the nearest cached prefix has 812 "
+        "tokens]\n"
     )
 
 
@@ -143,7 +212,8 @@ def test_every_sampling_option_reaches_the_daemon(endpoint: str, daemon: DaemonT
     line = (
         "generate count --prefix-id p-1 --max-tokens 5 --temperature 0 --top-k 3 --top-p 0.5 "
         "--min-p 0.1 --seed 7 --repetition-penalty 1.5 --presence-penalty 0.5 "
-        "--frequency-penalty -0.5 --stop a --stop b --ignore-eos --logprobs 2 --deadline-ms 9"
+        "--frequency-penalty -0.5 --stop a --stop b --ignore-eos --logprobs 2 --deadline-ms 9 "
+        "--no-cache --cache-priority 7"
     )
     assert cli.main(["--endpoint", endpoint, *line.split()]) == 0
     assert daemon.daemon.requests[1] == Generate(
@@ -163,6 +233,8 @@ def test_every_sampling_option_reaches_the_daemon(endpoint: str, daemon: DaemonT
         ignore_eos=True,
         logprobs=2,
         deadline_ms=9,
+        use_cache=False,
+        cache_priority=7,
     )
 
 
@@ -177,6 +249,7 @@ def test_json_is_one_object(capsys: Output) -> None:
     answer = json.loads(capsys.readouterr().out)
     assert (answer["text"], answer["token_ids"]) == ("0 1 ", [0, 1])
     assert answer["usage"]["cached_tokens"] == 500
+    assert answer["cache"] == {"reason": "diverged", "diverged_at": 500, "nearest_tokens": 812}
     assert cli.main(["ping", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"version": "0.1.0", "uptime_s": 12.5}
     assert cli.main(["info", "--json"]) == 0

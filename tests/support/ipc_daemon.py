@@ -21,12 +21,15 @@ import uvloop
 
 from ipc.messages import (
     AnyRequest,
+    CacheReport,
     Cancel,
     Chat,
     Done,
     Error,
     Evict,
     Evicted,
+    Explain,
+    Explained,
     Generate,
     GetInfo,
     GetStats,
@@ -34,7 +37,9 @@ from ipc.messages import (
     Listed,
     ListEntries,
     Ok,
+    Pin,
     Ping,
+    Pinned,
     Pong,
     PrefixName,
     Register,
@@ -44,6 +49,8 @@ from ipc.messages import (
     Tokenize,
     Tokenized,
     Tokens,
+    Unpin,
+    Unpinned,
     Usage,
 )
 from ipc.server import ClientRef, Server
@@ -146,10 +153,12 @@ class CountingDaemon:
                 Registered(message.id, prefix_id=name, num_tokens=3, cached_tokens=0, num_bytes=9),
             )
         elif isinstance(message, ListEntries):
-            send(client, Listed(message.id, entries=(), total=message.limit))
+            send(client, Listed(message.id, entries=(), total=message.offset + message.limit))
         elif isinstance(message, Evict):
             num_blocks = message.max_blocks or 99
             send(client, Evicted(message.id, num_blocks=num_blocks, num_bytes=0, in_use_blocks=0))
+        elif isinstance(message, (Pin, Unpin, Explain)):
+            send(client, _kept_or_explained(message))
         elif isinstance(message, GetStats):
             send(client, Stats(message.id, stats={"pool": {"num_blocks": 3}}))
         else:
@@ -249,6 +258,22 @@ def info(message: GetInfo) -> Info:
     )
 
 
+def _kept_or_explained(message: Pin | Unpin | Explain) -> Pinned | Unpinned | Explained:
+    """Every digest is that of 500 tokens; every prompt is cold."""
+    if isinstance(message, Unpin):
+        return Unpinned(message.id, digest=message.digest)
+    if isinstance(message, Explain):
+        return Explained(message.id, prompt_tokens=9, cached_tokens=0, cache=CacheReport("cold"))
+    return Pinned(
+        message.id,
+        digest=message.digest,
+        num_tokens=500,
+        num_blocks=8,
+        num_bytes=800,
+        expires_in_s=message.ttl_s,
+    )
+
+
 def _done(message: Generate | Chat, count: int, text: str = "") -> Done:
     """The last message of an answer of `count` numbers, or of `text`."""
     index = count
@@ -265,4 +290,5 @@ def _done(message: Generate | Chat, count: int, text: str = "") -> Done:
         finish_reason="length",
         usage=Usage(550, 500, 50, count),
         timing=Timing(0.5, 25.0, 75.0, 20.0),
+        cache=CacheReport("diverged", 500, 812),
     )

@@ -6,10 +6,19 @@ from typing import Any
 
 import pytest
 
+from ipc.arguments import (
+    Conversation,
+    content_fields,
+    conversation,
+    explain_fields,
+    prompt_fields,
+    sampling_fields,
+)
 from ipc.codec import Encoding, Limits, decode_request, encode, sniff
 from ipc.errors import Closed, MessageTooLarge, ProtocolError, ServerError
 from ipc.messages import (
     AnyReply,
+    CacheReport,
     Cancel,
     Chat,
     ChatMessage,
@@ -26,21 +35,11 @@ from ipc.messages import (
     TopToken,
     Usage,
 )
-from ipc.session import (
-    Answer,
-    Call,
-    Conversation,
-    Piece,
-    Result,
-    Session,
-    content_fields,
-    conversation,
-    prompt_fields,
-    sampling_fields,
-)
+from ipc.session import Answer, Call, Piece, Result, Session
 
 USAGE = Usage(550, 500, 50, 3)
 TIMING = Timing(0.5, 25.0, 75.0, 20.0)
+REPORT = CacheReport("hit")
 
 
 def tokens(call: Call, index: int, text: str, *token_ids: int) -> Tokens:
@@ -56,6 +55,7 @@ def done(call: Call, index: int, text: str = "", *token_ids: int) -> Done:
         finish_reason="stop",
         usage=USAGE,
         timing=TIMING,
+        cache=REPORT,
     )
 
 
@@ -226,7 +226,8 @@ def test_an_answer_is_the_concatenation_of_its_messages() -> None:
     assert not answer.is_done
     assert answer.add(done(call, 2, "c", 7)) == Piece("c", (7,))
     assert answer.is_done
-    assert answer.result() == Result("abc", (5, 6, 7), "stop", None, USAGE, TIMING, (entry,))
+    expected = Result("abc", (5, 6, 7), "stop", None, USAGE, TIMING, (entry,), REPORT)
+    assert answer.result() == expected
 
 
 def test_an_answer_without_its_end_has_no_result() -> None:
@@ -257,6 +258,18 @@ def test_arguments_take_the_form_of_the_messages() -> None:
         "prompt_ids": (1,),
         "messages": (),
     }
+
+
+def test_what_is_to_be_explained_takes_the_form_of_the_message() -> None:
+    assert explain_fields(None, range(2), None, "p", "a") == {
+        "prompt": None,
+        "prompt_ids": (0, 1),
+        "messages": None,
+        "prefix_id": "p",
+        "tenant": "a",
+    }
+    turns = explain_fields(None, None, [{"role": "user", "content": "u"}], None, "")["messages"]
+    assert turns == (ChatMessage("user", "u"),)
 
 
 def test_conversations_may_be_dicts_or_messages() -> None:

@@ -1,0 +1,114 @@
+"""What callers of the clients write, in the form that the messages have. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import msgspec
+
+from ipc.messages import ChatMessage
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keyword arguments of `generate` and `chat`; `messages.AnswerRequest` says what they mean."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: int
+    stream: bool
+    deadline_ms: int
+    use_cache: bool
+    cache_priority: int
+
+
+#: A conversation as callers write it.
+Conversation = Sequence[ChatMessage | Mapping[str, str]]
+
+
+def prompt_fields(
+    prompt: str | None, prompt_ids: Iterable[int] | None, prefix_id: str | None
+) -> dict[str, Any]:
+    """Fields of `generate` besides the sampling options."""
+    ids = None if prompt_ids is None else token_ids(prompt_ids)
+    return {"prompt": prompt, "prompt_ids": ids, "prefix_id": prefix_id}
+
+
+def content_fields(
+    *,
+    text: str | None = None,
+    prompt_ids: Iterable[int] | None = None,
+    messages: Conversation | None = None,
+) -> dict[str, Any]:
+    """Fields of `tokenize` and `register`: those that are given."""
+    fields: dict[str, Any] = {}
+    if text is not None:
+        fields["text"] = text
+    if prompt_ids is not None:
+        fields["prompt_ids"] = token_ids(prompt_ids)
+    if messages is not None:
+        fields["messages"] = conversation(messages)
+    return fields
+
+
+def explain_fields(
+    prompt: str | None,
+    prompt_ids: Iterable[int] | None,
+    messages: Conversation | None,
+    prefix_id: str | None,
+    tenant: str,
+) -> dict[str, Any]:
+    """Fields of `explain`."""
+    turns = None if messages is None else conversation(messages)
+    fields = prompt_fields(prompt, prompt_ids, prefix_id)
+    return fields | {"messages": turns, "tenant": tenant}
+
+
+def sampling_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling options as callers write them, in the form the messages have.
+
+    `stop` may be one string, `logit_bias` has integer keys, sequences become tuples.
+    """
+    fields = dict(options)
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = (fields["stop"],)
+    for name in ("stop", "stop_token_ids"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {str(key): value for key, value in fields["logit_bias"].items()}
+    return fields
+
+
+def token_ids(ids: Iterable[int]) -> tuple[int, ...]:
+    """Token ids in the form the messages have; numpy's integers are taken too."""
+    return tuple(int(token_id) for token_id in ids)
+
+
+def conversation(messages: Conversation) -> tuple[ChatMessage, ...]:
+    """A conversation in the form the messages have.
+
+    Raises:
+        ValueError: an entry has no `role` and `content`, or an unknown role.
+    """
+    try:
+        return msgspec.convert(
+            [
+                message if isinstance(message, ChatMessage) else dict(message)
+                for message in messages
+            ],
+            tuple[ChatMessage, ...],
+        )
+    except msgspec.ValidationError as error:
+        raise ValueError(f"messages: {error}") from error
