@@ -130,11 +130,13 @@ class PrefixIndex:
         start = len(nodes) * width
         for digest in chain.digests[len(nodes) : max_blocks]:
             node = by_digest.get(digest)
-            end = start + width
-            if node is None or node.parent is not parent or node.tokens != packed[start:end]:
+            if node is None or node.parent is not parent:
+                return
+            if not packed.startswith(node.tokens, start) or len(node.tokens) != width:
                 return
             nodes.append(node)
-            parent, start = node, end
+            parent = node
+            start += width
 
     def insert(
         self,
