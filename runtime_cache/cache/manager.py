@@ -128,7 +128,7 @@ class CacheManager:
                 needs logits, so that at least its last token is computed.
         """
         size = self.block_size
-        limit = self.policy.cacheable(max_tokens)
+        limit = self.policy.within_limit(max_tokens)  # what the grid costs is counted
         nodes: list[PrefixNode] = []
         self.index.extend_match(nodes, chain, self.num_blocks_for(limit))
         num_common, closest = len(nodes) * size, None

@@ -44,9 +44,13 @@ class CachePolicy:
 
     def cacheable(self, num_tokens: int) -> int:
         """How many of the first `num_tokens` tokens of a prefix may be kept or reused."""
-        if self.max_prefix_tokens is not None:
-            num_tokens = min(num_tokens, self.max_prefix_tokens)
-        return self.on_grid(num_tokens)
+        return self.on_grid(self.within_limit(num_tokens))
+
+    def within_limit(self, num_tokens: int) -> int:
+        """The same, the grid aside."""
+        if self.max_prefix_tokens is None:
+            return num_tokens
+        return min(num_tokens, self.max_prefix_tokens)
 
     def on_grid(self, num_tokens: int) -> int:
         """Round down to the grid."""
