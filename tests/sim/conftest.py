@@ -11,6 +11,7 @@ from om_models.bundle import Bundle
 from runtime_cache.aclsim import faults, inspect
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.engine.executor import Executor
+from tests.support.coded_model import CODED_VARIANTS, make_coded_bundle
 from tests.support.devices import num_leaked, opened
 from tests.support.sum_chat import BLOCK
 from tests.support.sum_model import VARIANTS, SumModel, compile_sum_model
@@ -54,6 +55,14 @@ def sum_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[SumModel, Path
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The base Llama of `tests.support.tiny`: 1024 KV tokens, context 128."""
     return make_bundle(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session", params=CODED_VARIANTS)
+def coded_bundle(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    """The model of `tests.support.coded_model`: 512 KV tokens, context 128."""
+    return make_coded_bundle(tmp_path_factory.mktemp("coded"), CODED_VARIANTS[request.param])
 
 
 @pytest.fixture

@@ -1,160 +1,187 @@
 """Every KV row that a step reads is the right one: layer, position and token, to the element.
 
-On the model of `tests.support.coded_model`, whose rows say what they are. First that it does find
-what is wrong, with batches made by hand; then the whole engine.
+The whole engine on the model of `tests.support.coded_model`, whose rows say what they are, with
+every block that nobody has poisoned before every step. `test_coded_model` shows what it would find.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import replace
+import asyncio
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from om_models.bundle import Bundle
-from om_models.manifest import Gear
-from om_models.plan import ConvertOptions
-from runtime_cache.engine.batch import BatchRow, RowCopy
-from runtime_cache.engine.executor import Executor
-from tests.support.coded_model import NUM_REPORTS, SPEC, make_coded_bundle, right_report
-from tests.support.devices import opened
-from tests.support.sum_chat import BLOCK, Fed, step
+from runtime_cache.aclsim import faults, inspect
+from runtime_cache.engine.commands import FailRequest, FinishRequest
+from runtime_cache.ids import TenantName
+from tests.support.coded_model import NUM_REPORTS, answer, right_report
+from tests.support.served import BLOCK, random_prompt
+from tests.support.watched import Watched, watched
 
-GEARS = "prefill=8,32@32,128 decode=1,2,4@32,128"
-OPTIONS = {
-    "fp32": ConvertOptions("sim", kv_tokens=512, dtype="float32", gears=GEARS),
-    "fp16, two groups, split, int64": ConvertOptions(
-        "sim",
-        kv_tokens=512,
-        dtype="float16",
-        gears=GEARS,
-        layout="split",
-        num_kv_groups=2,
-        index_dtype="int64",
-    ),
-}
-CHUNK, ONE, FOUR = Gear(1, 8, 32), Gear(1, 1, 32), Gear(4, 1, 32)
-TOKENS = [200, 3, 0, 255, 17, 64, 8, 101, 5, 5, 250, 33, 12, 77, 140, 9]
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
+
+NUM_TOKENS = 6
+#: Five blocks and one token.
+PROMPT = random_prompt(1, 21)
 
 
-@pytest.fixture(scope="module", params=OPTIONS)
-def coded_bundle(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Bundle:
-    return make_coded_bundle(tmp_path_factory.mktemp("coded"), OPTIONS[request.param])
+async def check(
+    host: Watched, prompt: Sequence[int], num_tokens: int = NUM_TOKENS, *, tenant: str = ""
+) -> int:
+    """Ask; every read of every step must be right. Returns how many tokens were cached."""
+    found = await host.ask(prompt, num_tokens, tenant=TenantName(tenant))
+    tokens = [*prompt, *found.greedy.token_ids]
+    assert tokens[len(prompt) :] == answer(prompt, num_tokens)
+    assert set(found.logits) == set(range(len(prompt), len(tokens)))
+    for length, several in found.logits.items():
+        for logits in several:
+            assert logits[:NUM_REPORTS].tolist() == right_report(tokens[:length])
+    return found.greedy.cached
 
 
-# --- the model itself: what it reports ------------------------------------------------------------
+async def leave_cached(host: Watched, prompt: Sequence[int]) -> None:
+    """Empty the cache, then compute a prompt and nothing behind it."""
+    host.engine.evict(None)
+    if prompt:
+        await host.greedy(prompt, 1)
 
 
-@pytest.fixture
-def executor(coded_bundle: Bundle) -> Iterator[Executor]:
-    manifest = coded_bundle.manifest
-    with opened(soc_name=manifest.soc_version) as device:
-        executor = Executor.open(device, manifest, coded_bundle.path, block_size=BLOCK)
-        yield executor
-        executor.close()
+async def test_every_hit_length(coded_bundle: Bundle) -> None:
+    async with watched(coded_bundle) as host:
+        for num_cached in range(len(PROMPT)):
+            await leave_cached(host, PROMPT[:num_cached])
+            copied, appended = host.rows_copied(), host.rows_appended()
+            assert await check(host, PROMPT) == num_cached
+            assert host.rows_copied() - copied == num_cached % BLOCK
+            num_computed = host.rows_appended() - appended
+            assert num_computed == len(PROMPT) - num_cached + NUM_TOKENS - 1
 
 
-def report(executor: Executor, row: BatchRow) -> list[float]:
-    """The first logits of one row."""
-    gear = ONE if len(row.token_ids) == 1 else CHUNK
-    logits: list[float] = executor.run(step(gear, row))[0, :NUM_REPORTS].tolist()
-    return logits
+@pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 3])
+async def test_the_same_prompt_again(coded_bundle: Bundle, length: int) -> None:
+    """All but its last token is reused, wherever that token lies."""
+    prompt = random_prompt(2, length)
+    async with watched(coded_bundle) as host:
+        assert await check(host, prompt) == 0
+        for _ in range(2):
+            assert await check(host, prompt) == length - 1
 
 
-def filled(executor: Executor, blocks: list[int], num_tokens: int = 8) -> Fed:
-    """A sequence of the first tokens, computed."""
-    fed = Fed(blocks)
-    executor.run(step(CHUNK, fed.feed(*TOKENS[:num_tokens])))
-    return fed
+async def test_every_place_of_divergence(coded_bundle: Bundle) -> None:
+    """The copied block is the second prompt's own: the first one's stays as it is."""
+    async with watched(coded_bundle) as host:
+        for place in range(len(PROMPT)):
+            host.engine.evict(None)
+            await check(host, PROMPT)
+            other = [*PROMPT[:place], (PROMPT[place] + 1) % 256, *random_prompt(place, 9)]
+            assert await check(host, other) == place
+            assert await check(host, PROMPT) == len(PROMPT) - 1
+            assert await check(host, other) == len(other) - 1
 
 
-def test_what_is_right_is_reported_as_right(executor: Executor) -> None:
-    fed = Fed([3, 1, 5, 9])
-    for token in TOKENS[:2]:
-        assert report(executor, fed.feed(token)) == right_report(fed.ids)
-    assert report(executor, fed.feed(*TOKENS[2:9])) == right_report(fed.ids)
-    assert report(executor, fed.feed(*TOKENS[9:14])) == right_report(fed.ids)
-    for token in TOKENS[14:]:
-        assert report(executor, fed.feed(token)) == right_report(fed.ids)
+async def test_many_continuations_of_one_block(coded_bundle: Bundle) -> None:
+    """Each shares another part of it, or of another continuation, always as much as there is."""
+    fed: list[list[int]] = []
+    random = np.random.RandomState(3)
+    async with watched(coded_bundle) as host:
+        for _ in range(60):
+            shared = random.randint(2 * BLOCK)
+            prompt = [*PROMPT[:shared], *random.randint(0, 3, random.randint(1, 9)).tolist()]
+            known = max((num_common(prompt[:-1], other) for other in fed), default=0)
+            assert await check(host, prompt) == known
+            fed.append([*prompt, *answer(prompt, NUM_TOKENS - 1)])
 
 
-def test_a_batch_of_unequal_lengths(executor: Executor) -> None:
-    chats = [filled(executor, [1, 2, 3], 8), filled(executor, [4], 1), filled(executor, [5, 6], 5)]
-    logits = executor.run(step(FOUR, *(chat.feed(40 + n) for n, chat in enumerate(chats))))
-    assert logits[:, :NUM_REPORTS].tolist() == [right_report(chat.ids) for chat in chats]
+def num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens are the same."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def wrong(row: BatchRow, place: int, slot: int) -> BatchRow:
-    """The row with another slot at one place of its past."""
-    slots = row.past_slots.copy()
-    slots[place] = slot
-    return replace(row, past_slots=slots)
+async def test_turns_of_a_conversation(coded_bundle: Bundle) -> None:
+    """Prompt and answer are reused, but for the last token, which was never fed."""
+    async with watched(coded_bundle) as host:
+        for length in range(1, 2 * BLOCK + 1):
+            prompt = random_prompt(length, length)
+            known = 0
+            for turn in range(4):
+                assert await check(host, prompt, 5 + turn) == known
+                known = len(prompt) + 5 + turn - 1
+                prompt += [*answer(prompt, 5 + turn), *random_prompt(turn, 3)]
 
 
-def test_a_row_of_another_position_is_reported(executor: Executor) -> None:
-    fed = filled(executor, [1, 2, 3])
-    row = fed.feed(9)
-    positions, rows, _, others = report(executor, wrong(row, 2, row.past_slots[7]))
-    copies = 2 * SPEC.num_layers * executor.layout.row_elements // 4
-    assert (positions, rows, others) == (-(7 - 2) * copies, 0, 0)
+async def test_what_a_cancelled_answer_left_is_reused(coded_bundle: Bundle) -> None:
+    async with watched(coded_bundle) as host:
+        for num_answered in (1, 2, 3, 7):
+            prompt = random_prompt(num_answered, 10)
+            ear = host.submit(prompt, 100)
+            while len(ear.emitted) < num_answered:  # noqa: ASYNC110 (each turn is a step)
+                await asyncio.sleep(0)
+            host.engine.cancel(host.last_id, "cancelled")
+            assert isinstance(await ear.final, FinishRequest)
+            tokens = [*prompt, *(token for piece in ear.emitted for token in piece.token_ids)]
+            assert await check(host, [*tokens, 1, 2, 3]) >= len(tokens) - 1
 
 
-def test_another_token_in_the_right_place_changes_the_checksum_alone(executor: Executor) -> None:
-    fed, other = filled(executor, [1, 2, 3]), Fed([4, 5])
-    executor.run(step(CHUNK, other.feed(*TOKENS[:4], 99, *TOKENS[5:8])))
-    row = wrong(fed.feed(9), 4, 5 * BLOCK)
-    assert report(executor, row) == right_report([*TOKENS[:4], 99, *TOKENS[5:8], 9])
+async def test_requests_in_flight_together(coded_bundle: Bundle) -> None:
+    """Some begin while the one they copy from is still being answered."""
+    prompts = [PROMPT[: 2 * n] + random_prompt(n, 1 + 3 * n) for n in range(10)]
+    async with watched(coded_bundle) as host:
+        for _ in range(2):
+            await asyncio.gather(*(check(host, prompt, 12) for prompt in prompts))
+        assert max(len(batch.rows) for batch in host.batches) == 4
+        assert host.rows_copied() > 0
 
 
-def test_the_null_block_and_a_row_of_another_layer_are_no_right_rows(executor: Executor) -> None:
-    fed = filled(executor, [1, 2, 3])
-    _, rows, _, _ = report(executor, wrong(fed.feed(9), 0, 0))
-    numbers = range(1, 2 * SPEC.num_layers + 1)
-    assert rows == -sum(numbers) * executor.layout.row_elements // 4
+async def test_blocks_that_change_owners(coded_bundle: Bundle) -> None:
+    """A pool that never holds all prompts, which share beginnings of every length."""
+    prompts = [PROMPT[: 3 * n] + random_prompt(n, 30 - 3 * n) for n in range(8)]
+    async with watched(coded_bundle, num_blocks=22) as host:
+        for turn in range(6):
+            order = [prompts[(5 * turn + step * (2 * turn + 1)) % 8] for step in range(8)]
+            for prompt in order:
+                await check(host, prompt)
+            await asyncio.gather(*(check(host, prompt) for prompt in order))
+        assert host.runtime.cache.counters.evicted_blocks > 50
+        assert host.rows_copied() > 0
 
 
-def test_what_nobody_wrote_is_no_number(executor: Executor) -> None:
-    fed = filled(executor, [1, 2, 3])
-    found = report(executor, wrong(fed.feed(9), 5, 30 * BLOCK))
-    assert all(math.isnan(value) for value in found)
+async def test_after_eviction_of_any_part(coded_bundle: Bundle) -> None:
+    async with watched(coded_bundle) as host:
+        for num_evicted in range(7):
+            host.engine.evict(None)
+            await host.greedy(PROMPT, 1)
+            host.engine.evict(None, max_blocks=num_evicted)
+            await check(host, PROMPT)
 
 
-def test_a_wrong_read_taints_what_is_computed_from_it(executor: Executor) -> None:
-    """So that it is found at the next logits, if its own were not asked for."""
-    fed = filled(executor, [1, 2, 3])
-    bad = fed.feed(9)
-    executor.run(step(ONE, replace(wrong(bad, 2, bad.past_slots[3]), sampler=None)))
-    positions, rows, total, others = report(executor, fed.feed(10))
-    assert (positions, rows, total) == (0, 0, right_report(fed.ids)[2])
-    assert others == -2 * SPEC.num_layers * executor.layout.row_elements // 4
+async def test_preempted_answers(coded_bundle: Bundle) -> None:
+    prompts = [PROMPT[: 7 * n] + random_prompt(n, 30 - 7 * n) for n in range(4)]
+    async with watched(coded_bundle, num_blocks=26) as host:
+        await asyncio.gather(*(check(host, prompt, 40) for prompt in prompts))
+        assert host.engine.state.snapshot().engine.preemptions > 0
+        for prompt in prompts:
+            await check(host, prompt, 40)
 
 
-def test_a_wrong_position_of_the_query_is_reported(executor: Executor) -> None:
-    fed = filled(executor, [1, 2, 3])
-    row = fed.feed(9)
-    short = replace(row, num_past=7, past_slots=row.past_slots[1:])
-    positions, _, _, _ = report(executor, short)
-    copies = 2 * SPEC.num_layers * executor.layout.row_elements // 4
-    assert positions == -7 * copies  # each of seven rows is one place off
+async def test_two_tenants_with_the_same_prompts(coded_bundle: Bundle) -> None:
+    async with watched(coded_bundle, tenants={"a": 50}) as host:
+        for num_known in (0, len(PROMPT) - 1):
+            for tenant in ("", "a"):
+                assert await check(host, PROMPT, tenant=tenant) == num_known
+        both = (check(host, PROMPT, tenant=tenant) for tenant in ("", "a"))
+        assert await asyncio.gather(*both) == [len(PROMPT) - 1] * 2
 
 
-@pytest.mark.parametrize("num_tokens", range(1, 8))
-def test_copied_rows_are_whole(num_tokens: int, executor: Executor) -> None:
-    first, second = filled(executor, [1, 2, 3]), Fed([6, 7, 8])
-    second.adopt(first, num_tokens)
-    row = second.feed(9, 10)
-    assert report(executor, row) == right_report(second.ids)
-    assert report(executor, first.feed(11)) == right_report(first.ids)
-    assert report(executor, second.feed(12)) == right_report(second.ids)
-
-
-def test_a_copy_from_the_wrong_place_is_reported(executor: Executor) -> None:
-    first, second = filled(executor, [1, 2]), Fed([6, 7])
-    second.adopt(first, 3)
-    row = replace(second.feed(9), copies=(RowCopy(BLOCK + 1, 6 * BLOCK, 3),))
-    positions, rows, _, others = report(executor, row)
-    copies = 2 * SPEC.num_layers * executor.layout.row_elements // 4
-    assert (positions, rows, others) == (-3 * copies, 0, 0)
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+async def test_a_step_that_fails_on_its_copies(coded_bundle: Bundle, call: int) -> None:
+    """One of: upload, copy, append, download. What it was to write is never reused."""
+    async with watched(coded_bundle) as host:
+        await leave_cached(host, PROMPT[: 2 * BLOCK + 3])
+        faults.inject("acl.rt.memcpy_async", code=507013, call=call, when="run")
+        assert isinstance(await host.submit(PROMPT[:12], 1).final, FailRequest)
+        await check(host, PROMPT)
+        assert await check(host, PROMPT) == len(PROMPT) - 1
+        inspect.clear()  # what ran behind the dropped work read what nobody had written

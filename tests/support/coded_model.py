@@ -50,6 +50,20 @@ SPEC = ModelSpec(
     max_position=512,
     tie_embeddings=True,
 )
+_GEARS = "prefill=8,32@32,128 decode=1,2,4@32,128"
+#: What it is tested in.
+CODED_VARIANTS = {
+    "fp32": ConvertOptions("sim", kv_tokens=512, dtype="float32", gears=_GEARS),
+    "fp16, two groups, split, int64": ConvertOptions(
+        "sim",
+        kv_tokens=512,
+        dtype="float16",
+        gears=_GEARS,
+        layout="split",
+        num_kv_groups=2,
+        index_dtype="int64",
+    ),
+}
 #: Reports before the first token that can be an answer.
 NUM_REPORTS = 4
 #: Tokens that can be an answer; a power of 2, so that the division by it is exact.
