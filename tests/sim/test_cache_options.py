@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from om_models.bundle import Bundle
@@ -126,7 +127,7 @@ async def test_watermarks_keep_blocks_free(
 
 async def refusal_of_registration(host: Served, prompt: list[int]) -> FailRequest:
     ear = Ear()
-    tokens = __import__("numpy").array(prompt, dtype="int32")
+    tokens = np.array(prompt, dtype=np.int32)
     params = SamplingParams(temperature=0.0)
     request = NewRequest(RequestId(999), tokens, params, kind="register", prefix_id=PrefixId("q"))
     host.engine.submit(request, ear)

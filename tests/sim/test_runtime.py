@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from ipc.messages import MessageId
 from om_models.bundle import Bundle
@@ -13,7 +16,13 @@ from runtime_cache.errors import AclError, BundleError, ConfigError, OutOfDevice
 from runtime_cache.facts import DaemonFacts
 from runtime_cache.runtime import Runtime
 from tests.support.devices import num_leaked
-from tests.support.served import check_idle, config_for, random_prompt, served
+from tests.support.served import (
+    check_idle,
+    config_for,
+    opened_runtime,
+    random_prompt,
+    served,
+)
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -98,3 +107,62 @@ async def test_facts_add_up(tiny_bundle: Bundle) -> None:
         assert (entry.num_tokens, entry.prefix_id, entry.kept) == (20, "p", "registered")
         assert not entry.in_use
         assert facts.entries(limit=1, offset=2) == ((), 2)
+
+
+# --- free device memory ---------------------------------------------------------------------------
+
+
+def memory_of(runtime: Runtime) -> dict[str, object]:
+    found: dict[str, object] = DaemonFacts(runtime, []).stats()["device"]["memory"]
+    return found
+
+
+async def test_free_device_memory_is_a_gauge_and_an_alarm(tiny_bundle: Bundle) -> None:
+    async with opened_runtime(config_for(tiny_bundle)) as runtime:
+        total, low = 2**30, 256 * 2**20
+        at_start = memory_of(runtime)
+        free = at_start["free_bytes"]
+        assert isinstance(free, int)
+        assert low < free < total
+        assert at_start == {"free_bytes": free, "total_bytes": total, "is_low": False}
+        with inspect.occupy(free - low):
+            await runtime.memory.look()
+            assert memory_of(runtime) == at_start | {"free_bytes": low}
+            with inspect.occupy(1), capture_logs() as logs:
+                await runtime.memory.look()
+                assert memory_of(runtime)["is_low"]
+                (warning,) = DaemonFacts(runtime, []).stats()["warnings"]
+                assert warning.startswith("only 255 MiB of device memory are free")
+            assert [entry["event"] for entry in logs] == ["device_memory_low"]
+        await runtime.memory.look()
+        assert memory_of(runtime) == at_start
+        assert DaemonFacts(runtime, []).stats()["warnings"] == []
+
+
+async def test_a_driver_that_does_not_say_how_much_is_free(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime_cache.aclsim.rt.get_mem_info", lambda attr: (0, 0, 0))
+    async with opened_runtime(config_for(tiny_bundle)) as runtime:
+        nothing = {"free_bytes": None, "total_bytes": None, "is_low": False}
+        assert memory_of(runtime) == nothing
+
+
+async def test_memory_is_looked_at_again_and_again_until_the_end(
+    tiny_bundle: Bundle,
+) -> None:
+    config = changed(config_for(tiny_bundle), "device", memory_check_s=1e-6)
+    async with opened_runtime(config):
+        before = inspect.report().calls["acl.rt.get_mem_info"]
+        while inspect.report().calls["acl.rt.get_mem_info"] < before + 5:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    after = inspect.report().calls["acl.rt.get_mem_info"]
+    await asyncio.sleep(0)
+    assert inspect.report().calls["acl.rt.get_mem_info"] == after  # it ends with the runtime
+
+
+async def test_no_step_looks_at_the_memory(tiny_bundle: Bundle) -> None:
+    async with served(tiny_bundle) as host:
+        before = inspect.report().calls["acl.rt.get_mem_info"]
+        await host.greedy(random_prompt(1, 20), 20)
+        assert inspect.report().calls["acl.rt.get_mem_info"] == before
