@@ -23,12 +23,27 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from om_models.spelling import Spelling
+
 _SPACE_MARKER = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_NOT_UNICODE = "the text is not valid Unicode: it has lone surrogates"
 
 
 class TokenizerError(ValueError):
     """A tokenizer's files are missing, damaged or of an unknown kind, or a text is not Unicode."""
+
+
+def utf8(text: str) -> bytes:
+    """The text's bytes.
+
+    Raises:
+        TokenizerError: it has lone surrogates, so it has no UTF-8 form.
+    """
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(_NOT_UNICODE) from error
 
 
 class Tokenizer:
@@ -37,6 +52,7 @@ class Tokenizer:
     Attributes:
         bos_token_id: put before a text prompt; None if the model wants none.
         eos_token_ids: tokens that end an answer.
+        spelling: which bytes of a text its tokens stand for.
     """
 
     def __init__(
@@ -48,12 +64,13 @@ class Tokenizer:
         library.no_padding()
         library.no_truncation()
         self._library = library
-        self._rules = _decode_rules(library)
-        self._special_ids = _special_ids(library)
+        state = json.loads(library.to_str())
+        self._rules = _decode_rules(state)
         self._bytes = _bytes_table(library, self._rules)
-        self._shown = [
-            b"" if i in self._special_ids else piece for i, piece in enumerate(self._bytes)
-        ]
+        added = library.get_added_tokens_decoder()
+        special = {i for i, token in added.items() if token.special}
+        self._shown = [b"" if i in special else piece for i, piece in enumerate(self._bytes)]
+        self.spelling = Spelling(self._bytes, added, state)
         self.bos_token_id = bos_token_id
         self.eos_token_ids = frozenset(eos_token_ids)
         self._check_ids()
@@ -89,7 +106,7 @@ class Tokenizer:
             # second per 900 kB).
             ids = self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (TypeError, UnicodeEncodeError) as error:  # TypeError is how the library says it
-            raise TokenizerError("the text is not valid Unicode: it has lone surrogates") from error
+            raise TokenizerError(_NOT_UNICODE) from error
         bos = self.bos_token_id
         if add_bos and bos is not None and ids[:1] != [bos]:
             ids = [bos, *ids]
@@ -112,6 +129,37 @@ class Tokenizer:
         """
         strips = self._rules.strips_leading_space and not is_continuation
         return TokenDetokenizer(self._shown, self.token_text, strips_leading_space=strips)
+
+    def ends(self, token_ids: npt.NDArray[np.int32], text: bytes) -> npt.NDArray[np.int32] | None:
+        """As `Spelling.ends`, for what `encode` gave: a BOS that it put there takes no room."""
+        bos = self.bos_token_id
+        if bos is None or token_ids[:1].tolist() != [bos] or text.startswith(self._bytes[bos]):
+            return self.spelling.ends(token_ids, text)
+        ends = self.spelling.ends(token_ids[1:], text)
+        return None if ends is None else np.concatenate([np.zeros(1, dtype=np.int32), ends])
+
+    def spell(self, token_ids: Sequence[int], *, is_continuation: bool) -> tuple[bytes, list[int]]:
+        """What an answer's tokens add to the text, up to the first that adds nothing by rule.
+
+        That one is a special token, which is not shown, or an id that no token has: the text
+        cannot tell of it, nor of where it stands.
+
+        Args:
+            is_continuation: as in `detokenizer`.
+
+        Returns:
+            The text [UTF-8], and where in it each token ends [bytes]. A token that leaves a
+            character incomplete ends where the one before it did; the last one takes what is left.
+        """
+        stream = self.detokenizer(is_continuation=is_continuation)
+        text, ends = bytearray(), []
+        for token_id in token_ids:
+            if not (0 <= token_id < len(self._shown) and self._shown[token_id]):
+                break
+            text += stream.step(token_id).encode("utf-8")
+            ends.append(len(text))
+        text += stream.flush().encode("utf-8")
+        return bytes(text), [*ends[:-1], len(text)] if ends else []
 
     def token_text(self, token_id: int) -> str:
         """Text of one token inside a text, special tokens by name; empty if there is no such id.
@@ -228,8 +276,8 @@ class _DecodeRules:
     strips_leading_space: bool = False
 
 
-def _decode_rules(library: tokenizers.Tokenizer) -> _DecodeRules:
-    decoder = json.loads(library.to_str())["decoder"] or {"type": "none"}
+def _decode_rules(state: dict[str, Any]) -> _DecodeRules:
+    decoder = state["decoder"] or {"type": "none"}
     parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     found: dict[str, Any] = {}
     for part in parts:
@@ -257,10 +305,6 @@ def _decode_rule(part: dict[str, Any]) -> dict[str, Any]:
         f"the tokenizer's decoder has a part of an unknown kind, {json.dumps(part)}; known are "
         "byte-level and SentencePiece (Replace, ByteFallback, Fuse, Strip, Metaspace)"
     )
-
-
-def _special_ids(library: tokenizers.Tokenizer) -> frozenset[int]:
-    return frozenset(i for i, t in library.get_added_tokens_decoder().items() if t.special)
 
 
 def _bytes_table(library: tokenizers.Tokenizer, rules: _DecodeRules) -> list[bytes]:

@@ -1,11 +1,12 @@
 """From a wire message to what the engine takes: token ids and sampling parameters, checked.
 
-Everything here is a function of the message and the bundle; nothing is started or kept.
+Nothing is started here. What is kept is one tenant's: its registered prefixes, and the ids behind
+the texts its requests brought forth (`recall`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,29 +17,51 @@ from om_models.tokenizer import Tokenizer, TokenizerError
 from runtime_cache.engine.request import SamplingParams, TokenArray
 from runtime_cache.errors import InvalidRequest, UnknownPrefix
 from runtime_cache.ids import PrefixId
+from runtime_cache.recall import Recall
+from runtime_cache.text_memory import TextMemory, TokenizedText
 
 Prompted = wire.Generate | wire.Chat | wire.Tokenize | wire.Register
 
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
 
 
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """A prompt that has been read.
+
+    Attributes:
+        tokens: ids [int32], a registered prefix included.
+        spelled: the text they stand for, so that the answer can be remembered; None for ids, for
+            what follows a registered prefix, and for a text that nothing is to be remembered of.
+    """
+
+    tokens: TokenArray
+    spelled: TokenizedText | None = None
+
+
 @dataclass(frozen=True)
 class Intake:
-    """Reads prompts for one model.
+    """Reads one tenant's prompts for one model.
 
     Attributes:
         chat_template: None if the model has none.
         vocab_size: of the model; token ids are below it.
         prefixes: the registered prefixes' token ids; the service adds and removes them.
+        memory: the ids behind the answers so far; None: every text is tokenised afresh.
     """
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     vocab_size: int
     prefixes: dict[PrefixId, TokenArray] = field(default_factory=dict)
+    memory: TextMemory | None = field(default_factory=TextMemory)
 
-    def prompt(self, message: Prompted) -> TokenArray:
-        """The whole prompt's token ids [int32], a registered prefix included.
+    def read(self, message: Prompted) -> Prompt:
+        """The whole prompt's token ids.
+
+        A text that goes on from an answer has the ids of that answer in it (`recall`). Always
+        tokenised afresh are what is to be registered, since equal texts have one name, what
+        follows a registered prefix, and what is not to use the cache.
 
         May take long for long texts; may be called from any thread.
 
@@ -48,12 +71,22 @@ class Intake:
             UnknownPrefix: `prefix_id` names nothing.
         """
         prefix = self._prefix(message)
-        tokens = self._own_tokens(message, has_prefix=prefix.size > 0)
+        prompt = self._own(message, has_prefix=prefix.size > 0)
         if prefix.size:
-            tokens = np.concatenate([prefix, tokens])
-        if not tokens.size and not isinstance(message, wire.Tokenize):
+            prompt = Prompt(np.concatenate([prefix, prompt.tokens]))
+        if not prompt.tokens.size and not isinstance(message, wire.Tokenize):
             raise InvalidRequest("the prompt is empty: give at least one token")
-        return tokens
+        return prompt
+
+    def remember(self, prompt: Prompt, answer: Sequence[int]) -> None:
+        """Keep the ids of an answer, finished or not, for prompts that go on from its text.
+
+        Args:
+            answer: all its ids. Those whose text was not shown do no harm: no text can mean a
+                special token, and a prompt has a stop string's ids only if it has the string.
+        """
+        if self.memory is not None and prompt.spelled is not None:
+            Recall(self.tokenizer, self.memory).remember(prompt.spelled, answer)
 
     def params(self, message: wire.AnswerRequest, *, seed: int) -> SamplingParams:
         """The engine's form of the sampling fields.
@@ -94,33 +127,49 @@ class Intake:
             raise UnknownPrefix(f"no prefix `{name}` is registered; register it (again) first")
         return tokens
 
-    def _own_tokens(self, message: Prompted, *, has_prefix: bool) -> TokenArray:
+    def _own(self, message: Prompted, *, has_prefix: bool) -> Prompt:
+        """What the message itself brings."""
         if isinstance(message, wire.Chat):
-            return self._conversation(message.messages, is_open=True)
+            return self._conversation(message, message.messages)
         if isinstance(message, wire.Tokenize | wire.Register) and message.messages is not None:
-            is_open = isinstance(message, wire.Tokenize)
-            return self._conversation(message.messages, is_open=is_open)
+            return self._conversation(message, message.messages)
         if not isinstance(message, wire.Tokenize) and message.prompt_ids is not None:
-            return self._given_ids(message.prompt_ids)
+            return Prompt(self._given_ids(message.prompt_ids))
         text = message.prompt if isinstance(message, wire.Generate) else message.text
-        return self._encode(text or "", add_bos=not has_prefix)
+        memory = None if has_prefix else self._memory_for(message)
+        return self._encode(text or "", memory, add_bos=not has_prefix, is_chat=False)
 
-    def _conversation(self, turns: Iterable[wire.ChatMessage], *, is_open: bool) -> TokenArray:
+    def _conversation(self, message: Prompted, turns: Iterable[wire.ChatMessage]) -> Prompt:
         if self.chat_template is None:
             raise InvalidRequest("this model has no chat template; use `generate`")
         plain = [{"role": turn.role, "content": turn.content} for turn in turns]
+        # More turns may follow a registered beginning.
+        is_open = not isinstance(message, wire.Register)
         try:
             text = self.chat_template.render(plain, add_generation_prompt=is_open)
         except ChatTemplateError as error:
             raise InvalidRequest(f"messages: {error}") from error
         # The template writes the begin-of-text token itself where the model wants one.
-        return self._encode(text, add_bos=False)
+        return self._encode(text, self._memory_for(message), add_bos=False, is_chat=True)
 
-    def _encode(self, text: str, *, add_bos: bool) -> TokenArray:
+    def _memory_for(self, message: Prompted) -> TextMemory | None:
+        """The memory if this message may be read with it."""
+        is_fresh = isinstance(message, wire.Register) or (
+            isinstance(message, wire.AnswerRequest) and not message.use_cache
+        )
+        return None if is_fresh else self.memory
+
+    def _encode(
+        self, text: str, memory: TextMemory | None, *, add_bos: bool, is_chat: bool
+    ) -> Prompt:
         try:
-            return self.tokenizer.encode(text, add_bos=add_bos)
+            if memory is None:
+                return Prompt(self.tokenizer.encode(text, add_bos=add_bos))
+            recall = Recall(self.tokenizer, memory)
+            found = recall.encode(text, add_bos=add_bos, is_chat=is_chat)
         except TokenizerError as error:
             raise InvalidRequest(str(error)) from error
+        return Prompt(found.tokens, found) if isinstance(found, TokenizedText) else Prompt(found)
 
     def _given_ids(self, ids: tuple[int, ...]) -> TokenArray:
         tokens = np.asarray(ids, dtype=np.int32)

@@ -35,8 +35,8 @@ def prompt_of(host: Served, messages: list[dict[str, str]]) -> list[int]:
     runtime = host.runtime
     intake = Intake(runtime.tokenizer, runtime.chat_template, runtime.manifest.model.vocab_size)
     turns = tuple(ChatMessage(**message) for message in messages)  # type: ignore[arg-type]
-    asked = intake.prompt(Chat(MessageId("1"), messages=turns)).tolist()
-    assert asked == intake.prompt(Tokenize(MessageId("1"), messages=turns)).tolist()
+    asked = intake.read(Chat(MessageId("1"), messages=turns)).tokens.tolist()
+    assert asked == intake.read(Tokenize(MessageId("1"), messages=turns)).tokens.tolist()
     return [int(token) for token in asked]
 
 

@@ -51,7 +51,7 @@ def test_the_alphabet_is_what_these_tests_assume() -> None:
     ],
 )
 def test_each_form_of_a_prompt(message: Prompted, expected: list[int]) -> None:
-    tokens = intake().prompt(message)
+    tokens = intake().read(message).tokens
     assert tokens.dtype == np.int32
     assert tokens.tolist() == expected
 
@@ -59,20 +59,20 @@ def test_each_form_of_a_prompt(message: Prompted, expected: list[int]) -> None:
 def test_a_prefix_stands_before_the_prompt_and_brings_the_only_bos() -> None:
     reader = intake()
     name = PrefixName("p-1")
-    reader.prefixes[PrefixId(name)] = reader.prompt(Register(ID, text="a"))
+    reader.prefixes[PrefixId(name)] = reader.read(Register(ID, text="a")).tokens
     for message, expected in [
         (Generate(ID, prompt="b", prefix_id=name), [256, 64, 65]),
         (Generate(ID, prompt="", prefix_id=name), [256, 64]),
         (Generate(ID, prompt_ids=(7,), prefix_id=name), [256, 64, 7]),
         (Generate(ID, prompt_ids=(), prefix_id=name), [256, 64]),
     ]:
-        assert reader.prompt(message).tolist() == expected
+        assert reader.read(message).tokens.tolist() == expected
 
 
 def test_an_unknown_prefix() -> None:
     sentence = "no prefix `p-1` is registered; register it (again) first"
     with pytest.raises(UnknownPrefix, match=re.escape(sentence)):
-        intake().prompt(Generate(ID, prompt="b", prefix_id=PrefixName("p-1")))
+        intake().read(Generate(ID, prompt="b", prefix_id=PrefixName("p-1")))
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_an_unknown_prefix() -> None:
 )
 def test_a_prompt_without_a_token_is_refused(message: Prompted) -> None:
     with pytest.raises(InvalidRequest, match=r"^the prompt is empty: give at least one token$"):
-        intake(bos=None).prompt(message)
+        intake(bos=None).read(message)
 
 
 def test_nothing_at_all_can_be_tokenised() -> None:
-    assert intake(bos=None).prompt(Tokenize(ID, text="")).tolist() == []
-    assert intake().prompt(Generate(ID, prompt="")).tolist() == [BOS]
+    assert intake(bos=None).read(Tokenize(ID, text="")).tokens.tolist() == []
+    assert intake().read(Generate(ID, prompt="")).tokens.tolist() == [BOS]
 
 
 @pytest.mark.parametrize("token_id", [VOCAB, 2**31 - 1, -1])
@@ -97,7 +97,7 @@ def test_prompt_ids_outside_the_vocabulary(token_id: int) -> None:
         Register(ID, prompt_ids=(1, token_id, 2)),
     ):
         with pytest.raises(InvalidRequest) as caught:
-            intake().prompt(message)
+            intake().read(message)
         assert caught.value.message == sentence
 
 
@@ -131,7 +131,7 @@ def test_sampling_fields_outside_the_vocabulary(fields: dict[str, Any], sentence
 )
 def test_lone_surrogates(message: Prompted) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        intake().prompt(message)
+        intake().read(message)
     assert caught.value.message == "the text is not valid Unicode: it has lone surrogates"
 
 
@@ -141,13 +141,13 @@ def test_lone_surrogates(message: Prompted) -> None:
 )
 def test_a_model_without_a_chat_template(message: Prompted) -> None:
     with pytest.raises(InvalidRequest, match=r"^this model has no chat template; use `generate`$"):
-        intake(template=None).prompt(message)
+        intake(template=None).read(message)
 
 
 def test_what_the_template_refuses_is_told() -> None:
     reader = intake(template="{{ raise_exception('roles must alternate') }}")
     with pytest.raises(InvalidRequest) as caught:
-        reader.prompt(Chat(ID, messages=TURNS))
+        reader.read(Chat(ID, messages=TURNS))
     assert caught.value.message == (
         "messages: the chat template refuses the messages: roles must alternate"
     )

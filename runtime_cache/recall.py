@@ -1,0 +1,146 @@
+"""A prompt's text to token ids, with the ids the model chose wherever it wrote that text.
+
+The text goes over from remembered ids to those of the canonical encoding (the library's, of the
+whole text) at one byte, the seam, which lies
+
+- at a divider (`om_models.spelling`), or inside or at the end of an answer, so that what the model
+  did not write never has other ids than the canonical ones;
+- where a token ends both in the remembered ids and in the canonical encoding, so that the rest is
+  tokenised as it would be without a memory.
+
+Equal texts may therefore get other ids after a restart, or when another answer of the same words
+was given meanwhile: the canonical ones, as wherever a text is tokenised again. Both decode to the
+same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from om_models.spelling import Int32Array
+from om_models.tokenizer import Tokenizer, utf8
+from runtime_cache.text_memory import Nearest, TextMemory, TokenizedText
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Encodes the prompts of one tenant. May be used from any thread."""
+
+    tokenizer: Tokenizer
+    memory: TextMemory
+
+    def encode(self, text: str, *, add_bos: bool, is_chat: bool) -> TokenizedText | Int32Array:
+        """The text's tokens.
+
+        Args:
+            add_bos: as in `Tokenizer.encode`.
+            is_chat: the text comes from the chat template. Only there a seam may lie inside an
+                answer without a divider: any other text that happens to begin with a remembered
+                one must be tokenised as if nobody had asked before.
+
+        Returns:
+            The ids alone if they do not spell the text exactly, so that nothing can be remembered.
+
+        Raises:
+            TokenizerError: the text has lone surrogates.
+        """
+        raw = utf8(text)
+        nearest = self.memory.nearest(raw)
+        if nearest is not None and self._has_same_bos(nearest.known, add_bos=add_bos):
+            found = self._joined(raw, nearest, add_bos=add_bos, is_chat=is_chat)
+            if found is not None:
+                return found
+        tokens = self.tokenizer.encode(text, add_bos=add_bos)
+        ends = self.tokenizer.ends(tokens, raw)
+        return tokens if ends is None else TokenizedText(raw, tokens, ends)
+
+    def remember(self, prompt: TokenizedText, answer: Sequence[int]) -> None:
+        """Keep the ids of an answer to `prompt`, up to the first that is not text.
+
+        A special token inside an answer is not shown, so no prompt can mean it.
+        """
+        is_continuation = not self.tokenizer.spelling.has_space_put_after(prompt.tokens)
+        text, ends = self.tokenizer.spell(answer, is_continuation=is_continuation)
+        if not ends:
+            return
+        start = len(prompt.text)
+        self.memory.remember(
+            TokenizedText(
+                prompt.text + text,
+                np.concatenate([prompt.tokens, _int32(answer[: len(ends)])]),
+                np.concatenate([prompt.ends, _int32(ends) + np.int32(start)]),
+                (*prompt.answers, (start, start + len(text))),
+            )
+        )
+
+    def _joined(
+        self, raw: bytes, nearest: Nearest, *, add_bos: bool, is_chat: bool
+    ) -> TokenizedText | None:
+        """Remembered tokens and canonical ones; None if the latter do not spell their text."""
+        start, num_known = self._last_divider(raw, nearest)
+        rest = raw[start:]
+        tokens = self.tokenizer.encode(rest.decode("utf-8"), add_bos=add_bos and start == 0)
+        ends = self.tokenizer.ends(tokens, rest)
+        if ends is None:
+            return None
+        canonical = TokenizedText(raw, tokens, ends + np.int32(start))
+        seam = _seam(nearest, canonical) if is_chat else None
+        if seam is None:
+            return _join(nearest.known, num_known, canonical, 0, start)
+        num_known, num_canonical = (
+            text.num_tokens_to(seam) or 0 for text in (nearest.known, canonical)
+        )
+        return _join(nearest.known, num_known, canonical, num_canonical, seam)
+
+    def _last_divider(self, raw: bytes, nearest: Nearest) -> tuple[int, int]:
+        """Where the last divider in reach begins, and how many remembered tokens are before it.
+
+        (0, 0) if there is none.
+        """
+        known, num_shared = nearest
+        spelling = self.tokenizer.spelling
+        if known.is_answer(num_shared) and spelling.has_divider_at(raw, num_shared):
+            num_known = known.num_tokens_to(num_shared)
+            if num_known is not None:
+                return num_shared, num_known
+        is_shared = known.ends <= num_shared
+        found = np.flatnonzero(spelling.is_divider(known.tokens) & is_shared)
+        index = int(found[-1]) if found.size else 0
+        start = int(known.ends[index - 1]) if index else 0
+        return (start, index) if start else (0, 0)
+
+    def _has_same_bos(self, known: TokenizedText, *, add_bos: bool) -> bool:
+        """Whether a BOS that is not in the text stands before it just if one is to be added."""
+        bos = self.tokenizer.bos_token_id
+        has_bos = bool(known.tokens[0] == bos)
+        return bos is None or (has_bos if add_bos else not (has_bos and known.ends[0] == 0))
+
+
+def _seam(nearest: Nearest, canonical: TokenizedText) -> int | None:
+    """The last place inside or at the end of an answer where a token ends in both [bytes]."""
+    known, num_shared = nearest
+    common = np.intersect1d(known.ends, canonical.ends)
+    for start, end in reversed(known.answers):
+        inside = common[(common > start) & (common <= min(end, num_shared))]
+        if inside.size:
+            return int(inside[-1])
+    return None
+
+
+def _join(
+    known: TokenizedText, num_known: int, canonical: TokenizedText, num_canonical: int, seam: int
+) -> TokenizedText:
+    """The first tokens of the one, then the other's without its first."""
+    return TokenizedText(
+        canonical.text,
+        np.concatenate([known.tokens[:num_known], canonical.tokens[num_canonical:]]),
+        np.concatenate([known.ends[:num_known], canonical.ends[num_canonical:]]),
+        tuple((start, min(end, seam)) for start, end in known.answers if start < seam),
+    )
+
+
+def _int32(values: Sequence[int]) -> Int32Array:
+    return np.asarray(values, dtype=np.int32)
