@@ -103,8 +103,8 @@ def test_a_flood_on_one_socket_evicts_nothing_of_the_others(cold: Sockets):
         cold.generate(name)
     before = {name: cold.digests(name) for name in NAMES}
     evicted = {name: tenant["evicted_blocks"] for name, tenant in tenants_of(cold).items()}
-    for number in range(12):  # 384 blocks, of 31
-        cold.generate("alice", f"{number:04}" * 510)
+    for number in range(12):  # 360 blocks, of 31
+        cold.generate("alice", f"{number:04}" * 480)
     after = {name: tenant["evicted_blocks"] for name, tenant in tenants_of(cold).items()}
     assert after["alice"] - evicted["alice"] > 300
     for name in ("", "bob"):
