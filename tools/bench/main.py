@@ -21,7 +21,7 @@ from ipc.errors import IpcError
 from runtime_cache import __version__, log
 from runtime_cache.config import LogConfig
 from runtime_cache.errors import RuntimeCacheError
-from tools.bench import step, ttft
+from tools.bench import index, nohit, step, ttft, workload
 from tools.daemon_process import DaemonFailed
 
 
@@ -34,7 +34,13 @@ class Benchmark(Protocol):
     def run(self, args: argparse.Namespace, out: Console) -> dict[str, Any]: ...
 
 
-BENCHMARKS: dict[str, Benchmark] = {"ttft": ttft, "step": step}
+BENCHMARKS: dict[str, Benchmark] = {
+    "ttft": ttft,
+    "step": step,
+    "workload": workload,
+    "index": index,
+    "nohit": nohit,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

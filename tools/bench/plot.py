@@ -44,3 +44,27 @@ def latency_plot(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path)
+
+
+def bar_plot(path: Path, title: str, what: str, bars: Mapping[str, int], *, floor: int) -> None:
+    """Bars of counts, and a line for the least there can be.
+
+    Args:
+        path: .png or .svg; overwritten.
+        what: what is counted.
+        bars: name → count.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    axes = figure.subplots()
+    drawn = axes.bar(range(len(bars)), list(bars.values()), 0.6, color="C0", alpha=0.7)
+    axes.bar_label(drawn, [f"{count:,}" for count in bars.values()], fontsize=8, padding=2)
+    axes.axhline(floor, color="C3", linewidth=1, linestyle="--", label=f"floor: {floor:,}")
+    axes.set_xticks(range(len(bars)), list(bars))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_ylabel(what)
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path)

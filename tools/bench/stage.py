@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -33,16 +34,24 @@ class Quiet:
 
 
 @contextmanager
-def null_bundle(out: Console) -> Iterator[Path]:
-    """A do-nothing bundle in a temporary directory."""
+def null_bundle(
+    out: Console, *, kv_tokens: int | None = None, context: int | None = None
+) -> Iterator[Path]:
+    """A do-nothing bundle in a temporary directory.
+
+    Args:
+        kv_tokens: room in its KV pool; None for the default of a conversion.
+        context: the longest sequence [tokens]; None for the default.
+    """
     # Imported late: measuring a bundle that exists needs no onnx.
     from om_models.convert import convert
     from om_models.plan import ConvertOptions
 
+    options = ConvertOptions(target="sim", kv_tokens=kv_tokens, context=context)
     with tempfile.TemporaryDirectory(prefix="rtcache-bench-") as directory:
         path = Path(directory) / "null"
         with out.status("making the do-nothing bundle"):
-            convert("null", path, ConvertOptions(target="sim"), Quiet())
+            convert("null", path, options, Quiet())
         yield path
 
 
@@ -56,6 +65,12 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that so many percent of the values do not exceed."""
+    place = math.ceil(len(values) * percent / 100) - 1
+    return sorted(values)[max(0, place)]
 
 
 def median(values: Sequence[float]) -> float:
