@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.support.coded_model import CODED_VARIANTS, make_coded_bundle
 from tests.support.devices import num_leaked, opened
 from tests.support.sum_chat import BLOCK
 from tests.support.sum_model import VARIANTS, SumModel, compile_sum_model
-from tests.support.tiny import make_bundle
+from tests.support.tiny import TINY_OPTIONS, make_bundle
 
 
 class Opener:
@@ -55,6 +56,13 @@ def sum_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[SumModel, Path
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The base Llama of `tests.support.tiny`: 1024 KV tokens, context 128."""
     return make_bundle(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_fp16_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The same in fp16."""
+    options = replace(TINY_OPTIONS, dtype="float16")
+    return make_bundle(tmp_path_factory.mktemp("tiny16"), options=options)
 
 
 @pytest.fixture(scope="session", params=CODED_VARIANTS)

@@ -60,13 +60,14 @@ class Comparison:
     """Counts what was compared.
 
     Attributes:
+        bound: how far a logit may be from the same one computed another way.
         num_equal: positions that were equal, as they had to be.
         num_ties: positions where either token would have been right.
     """
 
     def __init__(self, bound: float = LOGIT_BOUND) -> None:
         self.num_equal = self.num_ties = 0
-        self._bound = bound
+        self.bound = bound
 
     def check(
         self, found: Sequence[int], expected: Sequence[int], margins: Sequence[float]
@@ -75,7 +76,7 @@ class Comparison:
         assert len(found) == len(expected) == len(margins)
         for place, (one, other, margin) in enumerate(zip(found, expected, margins, strict=True)):
             # Both candidates may be off, in opposite directions, in both computations' difference.
-            is_tie = margin <= 2 * self._bound
+            is_tie = margin <= 2 * self.bound
             self.num_ties += is_tie
             if one != other:
                 assert is_tie, f"token {place}: {one} instead of {other}, margin {margin}"
@@ -88,7 +89,7 @@ class Comparison:
         for one, other in zip(found.logprobs, expected.logprobs, strict=True):
             if one.token_id != other.token_id:
                 return
-            assert abs(one.logprob - other.logprob) <= 2 * self._bound
+            assert abs(one.logprob - other.logprob) <= 2 * self.bound
 
     def report(self, record_property: Any) -> None:
         """Put the counts into the test's report; `conftest` adds them up at the end of the run."""

@@ -18,7 +18,7 @@ from runtime_cache.engine.executor import Executor
 from runtime_cache.engine.request import Sampled
 from runtime_cache.ids import BlockId, RequestId
 from runtime_cache.runtime import Runtime
-from tests.support.served import Greedy, Served, config_for, opened_runtime
+from tests.support.served import Comparison, Greedy, Served, config_for, opened_runtime
 
 Logits = npt.NDArray[np.float32]
 #: NaN in either KV type, every byte of it.
@@ -35,6 +35,23 @@ class Answered:
 
     greedy: Greedy
     logits: Mapping[int, list[Logits]]
+
+    def check_like(self, other: Answered, comparison: Comparison) -> float:
+        """Compare with another answer: tokens, log-probabilities, and all logits.
+
+        Returns:
+            The largest difference of two logits that should be the same.
+        """
+        comparison.check_runs(self.greedy, other.greedy)
+        worst = 0.0
+        pairs = zip(self.greedy.token_ids, other.greedy.token_ids, strict=True)
+        for length, (one, two) in enumerate(pairs, min(self.logits)):
+            difference = np.abs(self.logits[length][-1] - other.logits[length][-1]).max()
+            assert difference <= comparison.bound
+            worst = max(worst, float(difference))
+            if one != two:  # a tie: from here on they are answers to different questions
+                break
+        return worst
 
 
 class Watched(Served):
