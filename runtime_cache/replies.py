@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ipc import messages as wire
+from runtime_cache.cache.results import CacheReport
+from runtime_cache.engine.commands import ReportExplained
 from runtime_cache.engine.request import TokenLogprobs, Usage
 from runtime_cache.errors import Draining, RuntimeCacheError
 
@@ -65,6 +67,21 @@ def usage(used: Usage) -> wire.Usage:
         cached_tokens=used.cached_tokens,
         prefilled_tokens=used.prefilled_tokens,
         completion_tokens=used.completion_tokens,
+    )
+
+
+def cache_report(report: CacheReport) -> wire.CacheReport:
+    """What the cache did or would do, and why not more."""
+    return wire.CacheReport(report.reason, report.diverged_at, report.nearest_tokens, report.detail)
+
+
+def explained(message_id: wire.MessageId, found: ReportExplained) -> wire.Explained:
+    """What the cache would do."""
+    return wire.Explained(
+        id=message_id,
+        prompt_tokens=found.prompt_tokens,
+        cached_tokens=found.report.cached_tokens,
+        cache=cache_report(found.report),
     )
 
 

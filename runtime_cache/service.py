@@ -11,70 +11,59 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
 from ipc import messages as wire
 from ipc.server import ClientRef
 from runtime_cache import replies
-from runtime_cache.engine.commands import EmitTokens, FailRequest, FinishRequest, ReportEvicted
+from runtime_cache.admin import AdminDesk, AdminEngine, AdminFacts
+from runtime_cache.engine.commands import EmitTokens, FailRequest, FinishRequest, ReportExplained
 from runtime_cache.engine.events import CancelReason
 from runtime_cache.engine.loop import Answer
-from runtime_cache.engine.request import (
-    NewRequest,
-    SamplingParams,
-    TokenArray,
-)
+from runtime_cache.engine.request import NewRequest, SamplingParams, TokenArray
 from runtime_cache.errors import (
     DuplicateId,
     InternalError,
     InvalidRequest,
-    QueueFull,
     RuntimeCacheError,
     UnknownPrefix,
 )
-from runtime_cache.ids import PrefixId, RequestId
-from runtime_cache.intake import Intake
+from runtime_cache.ids import PrefixId, RequestId, TenantName
+from runtime_cache.intake import Intake, Prompt
+from runtime_cache.reading import Reader
 from runtime_cache.work import Started, Work
 
 log = structlog.get_logger(__name__)
 
 #: Longer texts are tokenised off the event loop; shorter ones cost less than the hop.
 _INLINE_CHARS = 4096
-#: Characters that may wait to be tokenised, of all clients together: about ten seconds' work.
-_MAX_READING_CHARS = 32 * 1024**2
-_RETRY_READING_MS = 5000
 
 
-class Engine(Protocol):
+class Engine(AdminEngine, Protocol):
     """What the service needs of `engine.loop.EngineLoop`."""
 
     def submit(self, request: NewRequest, sink: Callable[[Answer], None]) -> None: ...
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None: ...
-    def release_prefix(self, prefix_id: PrefixId) -> bool: ...
-    def evict(self, max_blocks: int | None) -> ReportEvicted: ...
+    def release_prefix(self, prefix_id: PrefixId, tenant: TenantName) -> bool: ...
+    def explain(self, tenant: TenantName, tokens: TokenArray) -> ReportExplained: ...
 
 
-class Facts(Protocol):
+class Facts(AdminFacts, Protocol):
     """What the daemon can tell of itself; asked for by `info`, `list` and `stats`."""
 
-    @property
-    def bytes_per_block(self) -> int: ...
     @property
     def block_size(self) -> int: ...
     @property
     def digest(self) -> str: ...
     @property
     def is_caching(self) -> bool: ...
-    def info(self, message_id: wire.MessageId) -> wire.Info: ...
+    def info(self, message_id: wire.MessageId, tenant: TenantName) -> wire.Info: ...
     def pong(self, message_id: wire.MessageId) -> wire.Pong: ...
-    def stats(self) -> dict[str, Any]: ...
-    def entries(self, limit: int) -> tuple[tuple[wire.Entry, ...], int]: ...
 
 
 @dataclass(frozen=True)
@@ -91,28 +80,28 @@ class Service:
     def __init__(
         self,
         engine: Engine,
-        intake: Intake,
+        intakes: Mapping[TenantName, Intake],
         facts: Facts,
         defaults: Defaults,
         send: Callable[[ClientRef, wire.AnyReply], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
+        intakes: one for each tenant that a server has, and for the default tenant.
         send: sends a reply at once; may call back `on_client_gone`, `on_slow_reader`.
         clock: the engine's clock.
         """
         self._engine = engine
-        self._intake = intake
+        self._intakes = intakes
         self._facts = facts
         self._defaults = defaults
         self._send = send
         self._clock = clock
+        self._admin = AdminDesk(engine, facts, intakes.keys(), clock)
+        self._reader = Reader(self._go_on, self._fail)
         self._work: dict[ClientRef, dict[str, Work]] = {}
-        self._reading: set[asyncio.Task[None]] = set()
-        self._num_reading_chars = 0
         self._next_id = 1
         self._is_closed = False
-        self._tokenising = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
 
     @property
     def num_unfinished(self) -> int:
@@ -147,82 +136,60 @@ class Service:
         for work in [work for works in self._work.values() for work in works.values()]:
             if work.request_id is None:
                 self._finish(work, replies.refusal(work.message.id, replies.draining()))
-        self._tokenising.shutdown(wait=False, cancel_futures=True)
-        await asyncio.gather(*self._reading, return_exceptions=True)
+        await self._reader.close()
 
     # --- one message ---------------------------------------------------------------------------
 
     def _dispatch(self, client: ClientRef, message: wire.AnyRequest) -> wire.AnyReply | None:
         """The reply if it is known at once; None if it comes later."""
         match message:
-            case wire.Generate() | wire.Chat() | wire.Register() | wire.Tokenize():
+            case wire.Generate() | wire.Chat() | wire.Register() | wire.Tokenize() | wire.Explain():
                 self._accept(client, message)
                 return None
             case wire.Cancel():
                 self._cancel(client, message.target)
                 return wire.Ok(id=message.id)
             case wire.Release():
-                return self._release(message)
+                return self._release(client, message)
             case wire.Ping():
                 return self._facts.pong(message.id)
             case wire.GetInfo():
-                return self._facts.info(message.id)
-            case wire.GetStats():
-                return wire.Stats(id=message.id, stats=self._facts.stats())
-            case wire.ListEntries():
-                entries, total = self._facts.entries(message.limit)
-                return wire.Listed(id=message.id, entries=entries, total=total)
-            case wire.Evict():
-                return self._evict(message)
+                return self._facts.info(message.id, TenantName(client.tenant))
+            case _:
+                return self._admin.answer(message)
 
     def _accept(self, client: ClientRef, message: Started) -> None:
         if self._is_closed:
             raise replies.draining()
         if isinstance(message, wire.Register) and not self._facts.is_caching:
             raise InvalidRequest("the prefix cache is off (cache.enable), so nothing can be kept")
+        if isinstance(message, wire.Explain):
+            self._admin.tenant(message.tenant)
         unfinished = self._work.setdefault(client, {})
         if message.id in unfinished:
             raise DuplicateId(f"`id` {message.id!r} names an unfinished request of this client")
         work = Work(client, message, self._clock())
         unfinished[message.id] = work
         try:
-            num_chars = work.num_chars
-            if num_chars > _INLINE_CHARS:
-                self._read_elsewhere(work, num_chars)
-            else:
-                self._start(work, self._intake.prompt(message))
+            self._read(work)
         except Exception as error:
             self._fail(work, error)
 
-    def _read_elsewhere(self, work: Work, num_chars: int) -> None:
-        """Tokenise on the worker thread; go on from there in `_go_on`."""
-        if self._num_reading_chars + num_chars > _MAX_READING_CHARS:
-            raise QueueFull(
-                f"{self._num_reading_chars} characters of other prompts wait to be tokenised",
-                retry_after_ms=_RETRY_READING_MS,
-            )
-        loop = asyncio.get_running_loop()
-        work.reading = self._tokenising.submit(self._intake.prompt, work.message)
+    def _read(self, work: Work) -> None:
+        """Tokenise the prompt and start the request: now, or when the worker thread has read it."""
+        intake = self._intakes[work.tenant]
+        if work.num_chars <= _INLINE_CHARS:
+            self._start(work, intake.read(work.prompted))
+            return
+        self._reader.start(work, intake)
         if (deadline_s := self._deadline_s(work)) is not None:
             delay_s = max(0.0, deadline_s - self._clock())
-            work.expiry = loop.call_later(delay_s, self._expire, work)
-        self._num_reading_chars += num_chars
-        task = asyncio.ensure_future(self._go_on(work, work.reading, num_chars))
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
+            work.expiry = asyncio.get_running_loop().call_later(delay_s, self._expire, work)
 
-    async def _go_on(self, work: Work, reading: Future[TokenArray], num_chars: int) -> None:
-        """Start the request when its prompt is read, unless it has ended meanwhile."""
-        try:
-            tokens = await asyncio.wrap_future(reading)
-            if self._is_unfinished(work):
-                self._start(work, tokens)
-        except asyncio.CancelledError:
-            pass  # by `_finish` before it was read: nobody wants this prompt any more
-        except Exception as error:
-            self._fail(work, error)
-        finally:
-            self._num_reading_chars -= num_chars
+    def _go_on(self, work: Work, prompt: Prompt) -> None:
+        """The worker thread has read the prompt; the request may have ended meanwhile."""
+        if self._is_unfinished(work):
+            self._start(work, prompt)
 
     def _expire(self, work: Work) -> None:
         self._finish(work, self._never_started(work, "deadline"))
@@ -233,24 +200,33 @@ class Service:
         deadline_ms = work.message.deadline_ms or self._defaults.deadline_ms
         return None if deadline_ms is None else work.arrived_s + deadline_ms / 1000
 
-    def _start(self, work: Work, tokens: TokenArray) -> None:
-        """Hand the request to the engine, or answer it if only its tokens were wanted."""
+    def _start(self, work: Work, prompt: Prompt) -> None:
+        """Hand the request to the engine, or answer it if only its tokens matter."""
         message = work.message
         if isinstance(message, wire.Tokenize):
-            ids = tuple(tokens.tolist())
+            ids = tuple(prompt.tokens.tolist())
             self._finish(work, wire.Tokenized(id=message.id, token_ids=ids))
+            return
+        if isinstance(message, wire.Explain):
+            report = self._engine.explain(work.tenant, prompt.tokens)
+            self._finish(work, replies.explained(message.id, report))
             return
         if work.expiry is not None:
             work.expiry.cancel()  # from here on the engine looks at the deadline
-        work.tokens = tokens
-        request = self._request(RequestId(self._next_id), work, tokens)
+        work.prompt = prompt
+        request = self._request(RequestId(self._next_id), work, message, prompt.tokens)
         self._next_id += 1
         work.request_id = request.request_id
         self._engine.submit(request, partial(self._on_answer, work))
 
-    def _request(self, request_id: RequestId, work: Work, tokens: TokenArray) -> NewRequest:
-        message = work.message
-        if not isinstance(message, wire.AnswerRequest):
+    def _request(
+        self,
+        request_id: RequestId,
+        work: Work,
+        message: wire.AnswerRequest | wire.Register,
+        tokens: TokenArray,
+    ) -> NewRequest:
+        if isinstance(message, wire.Register):
             return NewRequest(
                 request_id,
                 tokens,
@@ -258,21 +234,26 @@ class Service:
                 kind="register",
                 prefix_id=self._prefix_id(tokens),
                 arrived_s=work.arrived_s,
+                tenant=work.tenant,
             )
-        params = self._intake.params(message, seed=secrets.randbits(53))
+        intake = self._intakes[work.tenant]
+        params = intake.params(message, seed=secrets.randbits(53))
         if params.max_tokens is None:
             params = replace(params, max_tokens=self._defaults.max_tokens)
         return NewRequest(
             request_id,
             tokens,
             params,
-            eos_token_ids=self._intake.tokenizer.eos_token_ids,
+            eos_token_ids=intake.tokenizer.eos_token_ids,
             # A chat answer is a text of its own; what `generate` gives goes on from the prompt.
-            detokenizer=self._intake.tokenizer.detokenizer(
+            detokenizer=intake.tokenizer.detokenizer(
                 is_continuation=isinstance(message, wire.Generate)
             ),
             deadline_s=self._deadline_s(work),
             arrived_s=work.arrived_s,
+            tenant=work.tenant,
+            use_cache=message.use_cache,
+            cache_priority=message.cache_priority,
         )
 
     def _prefix_id(self, tokens: TokenArray) -> PrefixId:
@@ -285,21 +266,12 @@ class Service:
         if work is not None:
             self._end(work, "client")
 
-    def _release(self, message: wire.Release) -> wire.Released:
-        prefix_id = PrefixId(message.prefix_id)
-        self._intake.prefixes.pop(prefix_id, None)
-        if not self._engine.release_prefix(prefix_id):
+    def _release(self, client: ClientRef, message: wire.Release) -> wire.Released:
+        prefix_id, tenant = PrefixId(message.prefix_id), TenantName(client.tenant)
+        self._intakes[tenant].prefixes.pop(prefix_id, None)
+        if not self._engine.release_prefix(prefix_id, tenant):
             raise UnknownPrefix(f"no prefix `{prefix_id}` is registered")
         return wire.Released(id=message.id, prefix_id=message.prefix_id)
-
-    def _evict(self, message: wire.Evict) -> wire.Evicted:
-        report = self._engine.evict(message.max_blocks)
-        return wire.Evicted(
-            id=message.id,
-            num_blocks=report.num_evicted,
-            num_bytes=report.num_evicted * self._facts.bytes_per_block,
-            in_use_blocks=report.num_in_use,
-        )
 
     # --- ends ----------------------------------------------------------------------------------
 
@@ -350,6 +322,7 @@ class Service:
                 self._on_tokens(work, answer)
             case FinishRequest():
                 self._finish(work, self._final(work, answer))
+                self._remember(work)
             case FailRequest():
                 reply = wire.Error(
                     id=work.message.id,
@@ -361,47 +334,47 @@ class Service:
                 self._finish(work, reply)
 
     def _on_tokens(self, work: Work, answer: EmitTokens) -> None:
-        if work.is_mute:
-            return
+        work.token_ids += answer.token_ids
         logprobs = tuple(map(replies.logprobs, answer.logprobs))
         if not work.is_streamed:
             work.text.append(answer.text)
-            work.token_ids += answer.token_ids
             work.logprobs += logprobs
-            return
-        piece = wire.Tokens(
-            id=work.message.id,
-            index=work.num_sent,
-            text=answer.text,
-            token_ids=answer.token_ids,
-            logprobs=logprobs,
-        )
-        work.num_sent += len(answer.token_ids)
-        self._send(work.client, piece)
+        elif not work.is_mute:
+            piece = wire.Tokens(
+                id=work.message.id,
+                index=work.num_sent,
+                text=answer.text,
+                token_ids=answer.token_ids,
+                logprobs=logprobs,
+            )
+            work.num_sent += len(answer.token_ids)
+            self._send(work.client, piece)
 
     def _final(self, work: Work, answer: FinishRequest) -> wire.AnyReply:
         if isinstance(work.message, wire.Register):
             return self._registered(work, answer)
         if answer.reason == "registered":
             raise InternalError(f"request {answer.request_id} was not a registration")
+        is_streamed, report = work.is_streamed, answer.usage.cache
         return wire.Done(
             id=work.message.id,
             index=work.num_sent,
             text="".join(work.text) + answer.text,
-            token_ids=tuple(work.token_ids),
+            token_ids=() if is_streamed else tuple(work.token_ids),
             finish_reason=answer.reason,
             usage=replies.usage(answer.usage),
             timing=replies.timing(answer.usage),
             stop=answer.stop,
             logprobs=tuple(work.logprobs),
+            cache=None if report is None else replies.cache_report(report),
         )
 
     def _registered(self, work: Work, answer: FinishRequest) -> wire.AnyReply:
-        if answer.prefix_id is None or work.tokens is None:
+        if answer.prefix_id is None or work.prompt is None:
             return replies.cancelled(work.message.id)
-        self._intake.prefixes[answer.prefix_id] = work.tokens
+        self._intakes[work.tenant].prefixes[answer.prefix_id] = work.prompt.tokens
         usage = answer.usage
-        num_blocks = usage.prompt_tokens // self._facts.block_size
+        num_blocks = -(-usage.prompt_tokens // self._facts.block_size)
         return wire.Registered(
             id=work.message.id,
             prefix_id=wire.PrefixName(answer.prefix_id),
@@ -409,3 +382,8 @@ class Service:
             cached_tokens=usage.cached_tokens,
             num_bytes=num_blocks * self._facts.bytes_per_block,
         )
+
+    def _remember(self, work: Work) -> None:
+        """Keep the ids behind the answer's text, for a prompt that goes on from it."""
+        if isinstance(work.message, wire.AnswerRequest) and work.prompt is not None:
+            self._intakes[work.tenant].remember(work.prompt, work.token_ids)

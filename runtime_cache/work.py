@@ -1,4 +1,4 @@
-"""One unfinished request as the service sees it: who asked, what for, what is not yet sent."""
+"""One unfinished request as the service sees it: who asked, what for, what has come of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from ipc import messages as wire
 from ipc.server import ClientRef
-from runtime_cache.engine.request import TokenArray
-from runtime_cache.ids import RequestId
+from runtime_cache.ids import RequestId, TenantName
+from runtime_cache.intake import Prompt, Prompted
 
 #: The messages that are not answered at once.
-Started = wire.Generate | wire.Chat | wire.Register | wire.Tokenize
+Started = wire.Generate | wire.Chat | wire.Register | wire.Tokenize | wire.Explain
 
 
 @dataclass(eq=False)
@@ -23,8 +23,9 @@ class Work:
         request_id: the engine's name for it; None while its text is still being tokenised.
         is_mute: its client is gone; nothing is sent any more.
         num_sent: answer tokens sent so far.
-        text, token_ids, logprobs: what was not sent, because the client wants one message.
-        tokens: the prompt.
+        token_ids: the answer so far, sent or not.
+        text, logprobs: what was not sent, because the client wants one message.
+        prompt: None while its text is still being tokenised.
         reading: the prompt's tokenising on the worker thread.
         expiry: ends the request at its deadline while its prompt is being tokenised.
     """
@@ -35,21 +36,43 @@ class Work:
     request_id: RequestId | None = None
     is_mute: bool = False
     num_sent: int = 0
-    text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
     logprobs: list[wire.Logprobs] = field(default_factory=list)
-    tokens: TokenArray | None = None
-    reading: Future[TokenArray] | None = None
+    prompt: Prompt | None = None
+    reading: Future[Prompt] | None = None
     expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def tenant(self) -> TenantName:
+        """Whose cache it is about: that of the socket, unless an operator names another."""
+        if isinstance(self.message, wire.Explain):
+            return TenantName(self.message.tenant)
+        return TenantName(self.client.tenant)
 
     @property
     def is_streamed(self) -> bool:
         return isinstance(self.message, wire.AnswerRequest) and self.message.stream
 
     @property
+    def prompted(self) -> Prompted:
+        """The message whose prompt is wanted; for `explain` the request that it asks about."""
+        message = self.message
+        if not isinstance(message, wire.Explain):
+            return message
+        if message.messages is not None:
+            return wire.Chat(message.id, messages=message.messages)
+        return wire.Generate(
+            message.id,
+            prompt=message.prompt,
+            prompt_ids=message.prompt_ids,
+            prefix_id=message.prefix_id,
+        )
+
+    @property
     def num_chars(self) -> int:
         """Characters to tokenise; 0 for token ids."""
-        message = self.message
+        message = self.prompted
         if isinstance(message, wire.Chat):
             return sum(len(turn.content) for turn in message.messages)
         if isinstance(message, wire.Generate):

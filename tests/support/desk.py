@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ipc import messages as wire
 from ipc.codec import Encoding
@@ -14,28 +14,38 @@ from ipc.server import ClientRef
 from om_models.chat import ChatTemplate
 from om_models.null_model import byte_level_library
 from om_models.tokenizer import Tokenizer
+from runtime_cache.cache.results import CacheReport, Keep
 from runtime_cache.engine.commands import (
     EmitTokens,
     FailRequest,
     FinishReason,
     FinishRequest,
     ReportEvicted,
+    ReportExplained,
 )
 from runtime_cache.engine.events import CancelReason
 from runtime_cache.engine.loop import Answer
 from runtime_cache.engine.request import NewRequest, TokenArray, TokenLogprobs, Usage
-from runtime_cache.ids import PrefixId, RequestId
-from runtime_cache.intake import Intake, Prompted
+from runtime_cache.errors import RuntimeCacheError
+from runtime_cache.ids import DEFAULT_TENANT, BlockId, PrefixId, RequestId, TenantName
+from runtime_cache.intake import Intake, Prompt, Prompted
 from runtime_cache.service import Defaults, Service
 
 BOS, EOS, VOCAB = 256, 257, 258
 ALICE = ClientRef(b"alice", "user", Encoding.MSGPACK, is_delimited=False)
 BOB = ClientRef(b"bob", "user", Encoding.JSON, is_delimited=True)
+#: Another tenant than the default one, and a client of it that calls itself as Alice does.
+TEAM = TenantName("team-a")
+TEAM_ALICE = ClientRef(b"alice", "user", Encoding.MSGPACK, is_delimited=False, tenant=TEAM)
+ADMIN = ClientRef(b"admin", "admin", Encoding.MSGPACK, is_delimited=False)
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
     "{% if add_generation_prompt %}>{% endif %}"
 )
-USAGE = Usage(10, 8, 2, 3, queue_s=0.0015, ttft_s=0.25, total_s=0.75)
+REPORT = CacheReport(8, "diverged", 8, 12)
+USAGE = Usage(10, 8, 2, 3, queue_s=0.0015, ttft_s=0.25, total_s=0.75, cache=REPORT)
+#: Where the clock of a desk begins [seconds].
+NOW_S = 100.0
 #: More than the service tokenises within the loop.
 LONG = "x" * 5000
 
@@ -46,23 +56,34 @@ def tokenizer(bos: int | None = BOS) -> Tokenizer:
 
 
 @dataclass(frozen=True)
+class SeenIntake(Intake):
+    """Notes what it is given to remember: prompt and ids of each answer."""
+
+    remembered: list[tuple[list[int], list[int]]] = field(default_factory=list)
+
+    def remember(self, prompt: Prompt, answer: Sequence[int]) -> None:
+        self.remembered.append((prompt.tokens.tolist(), list(answer)))
+        super().remember(prompt, answer)
+
+
+@dataclass(frozen=True)
 class HeldIntake(Intake):
     """Reads no prompt before it may; `error` is raised instead of reading."""
 
     may_read: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
-    read: list[Prompted] = field(default_factory=list)
+    seen: list[Prompted] = field(default_factory=list)
 
     @property
     def num_read(self) -> int:
-        return len(self.read)
+        return len(self.seen)
 
-    def prompt(self, message: Prompted) -> TokenArray:
-        self.read.append(message)
+    def read(self, message: Prompted) -> Prompt:
+        self.seen.append(message)
         self.may_read.wait()
         if self.error is not None:
             raise self.error
-        return super().prompt(message)
+        return super().read(message)
 
 
 class FakeEngine:
@@ -71,16 +92,19 @@ class FakeEngine:
     Attributes:
         requests: all that were submitted.
         cancels: id and reason of each cancel.
+        asked: the operators' questions, in order, by name and arguments.
         registered: the prefixes that `release_prefix` knows.
         refuses: what every new request is answered by, if anything.
+        error: raised instead of an answer to an operator, if anything is.
     """
 
     def __init__(self) -> None:
         self.requests: list[NewRequest] = []
         self.cancels: list[tuple[int, CancelReason]] = []
-        self.evictions: list[int | None] = []
-        self.registered: set[str] = set()
+        self.asked: list[tuple[object, ...]] = []
+        self.registered: set[tuple[TenantName, PrefixId]] = set()
         self.refuses: tuple[str, str, bool, int | None] | None = None
+        self.error: RuntimeCacheError | None = None
         self._sinks: dict[RequestId, Callable[[Answer], None]] = {}
 
     def submit(self, request: NewRequest, sink: Callable[[Answer], None]) -> None:
@@ -95,14 +119,38 @@ class FakeEngine:
         if request_id in self._sinks:
             self.finish("cancelled", request_id=request_id)
 
-    def release_prefix(self, prefix_id: PrefixId) -> bool:
-        is_known = prefix_id in self.registered
-        self.registered.discard(prefix_id)
+    def release_prefix(self, prefix_id: PrefixId, tenant: TenantName) -> bool:
+        is_known = (tenant, prefix_id) in self.registered
+        self.registered.discard((tenant, prefix_id))
         return is_known
 
-    def evict(self, max_blocks: int | None) -> ReportEvicted:
-        self.evictions.append(max_blocks)
+    def evict(
+        self,
+        tenant: TenantName | None,
+        *,
+        max_blocks: int | None = None,
+        digest: str | None = None,
+        idle_s: float | None = None,
+    ) -> ReportEvicted:
+        self._ask("evict", tenant, max_blocks, digest, idle_s)
         return ReportEvicted(num_evicted=3, num_in_use=2)
+
+    def pin(self, tenant: TenantName, digest: str, ttl_s: float | None) -> Keep:
+        self._ask("pin", tenant, digest, ttl_s)
+        return _keep(digest, None if ttl_s is None else NOW_S + ttl_s)
+
+    def unpin(self, tenant: TenantName, digest: str) -> Keep:
+        self._ask("unpin", tenant, digest)
+        return _keep(digest, None)
+
+    def explain(self, tenant: TenantName, tokens: TokenArray) -> ReportExplained:
+        self._ask("explain", tenant, tokens.tolist())
+        return ReportExplained(REPORT, tokens.size)
+
+    def _ask(self, *question: object) -> None:
+        self.asked.append(question)
+        if self.error is not None:
+            raise self.error
 
     # --- what a test lets it answer; the last request unless another is named -------------------
 
@@ -120,9 +168,10 @@ class FakeEngine:
         request_id: RequestId | None = None,
     ) -> None:
         request_id = request_id or self.requests[-1].request_id
-        prefix_id = self.requests[-1].prefix_id if reason == "registered" else None
+        last = self.requests[-1]
+        prefix_id = last.prefix_id if reason == "registered" else None
         if prefix_id is not None:
-            self.registered.add(prefix_id)
+            self.registered.add((last.tenant, prefix_id))
         self._sinks.pop(request_id)(
             FinishRequest(request_id, reason, text, usage, stop=stop, prefix_id=prefix_id)
         )
@@ -140,7 +189,7 @@ class FakeFacts:
     digest = "d1"
     is_caching = True
 
-    def info(self, message_id: wire.MessageId) -> wire.Info:
+    def info(self, message_id: wire.MessageId, tenant: TenantName) -> wire.Info:
         return wire.Info(
             message_id,
             model="m",
@@ -150,7 +199,7 @@ class FakeFacts:
             max_model_len=64,
             block_size=4,
             chat=True,
-            limits={},
+            limits={"cache_tokens": 8 if tenant else 400},
             versions={},
         )
 
@@ -160,8 +209,18 @@ class FakeFacts:
     def stats(self) -> dict[str, Any]:
         return {"pool": {"num_blocks": 7}}
 
-    def entries(self, limit: int) -> tuple[tuple[wire.Entry, ...], int]:
-        return (), limit
+    def entries(
+        self, *, limit: int, offset: int, tenant: TenantName | None
+    ) -> tuple[tuple[wire.Entry, ...], int]:
+        """No entries; their number shows what was asked for."""
+        return (), limit + offset + (1000 if tenant is None else len(tenant))
+
+
+def _keep(digest: str, expires_s: float | None) -> Keep:
+    """Of five tokens in two blocks; the name is the digest in full."""
+    kind: Literal["pin", "lease"] = "pin" if expires_s is None else "lease"
+    name = digest.ljust(16, "0")
+    return Keep(name, kind, name, 5, (BlockId(1), BlockId(2)), NOW_S, expires_s)
 
 
 class Desk:
@@ -169,6 +228,7 @@ class Desk:
 
     Attributes:
         sent: client and reply, in order.
+        seen: the intake of each tenant, unless the test brings its own.
         now_s: the clock's time.
     """
 
@@ -178,15 +238,19 @@ class Desk:
         defaults: Defaults | None = None,
         template: str | None = TEMPLATE,
         bos: int | None = BOS,
-        intake: Intake | None = None,
+        intakes: Mapping[TenantName, Intake] | None = None,
     ) -> None:
         self.engine = FakeEngine()
         self.sent: list[tuple[ClientRef, wire.AnyReply]] = []
-        self.now_s = 100.0
+        self.now_s = NOW_S
         chat_template = None if template is None else ChatTemplate(template)
+        self.seen = {
+            tenant: SeenIntake(tokenizer(bos), chat_template, VOCAB)
+            for tenant in (DEFAULT_TENANT, TEAM)
+        }
         self.service = Service(
             self.engine,
-            intake or Intake(tokenizer(bos), chat_template, VOCAB),
+            intakes or self.seen,
             FakeFacts(),
             defaults or Defaults(),
             self._send,

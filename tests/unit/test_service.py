@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from ipc import messages as wire
@@ -17,12 +18,14 @@ from ipc.messages import (
     Done,
     Error,
     Evict,
+    Explain,
     Generate,
     GetInfo,
     GetStats,
     ListEntries,
     MessageId,
     Ok,
+    Pin,
     Ping,
     PrefixName,
     Register,
@@ -32,19 +35,39 @@ from ipc.messages import (
     Tokenize,
     Tokenized,
     Tokens,
+    Unpin,
 )
+from ipc.server import ClientRef
+from runtime_cache.engine.commands import FinishReason
 from runtime_cache.engine.request import TokenLogprobs
+from runtime_cache.errors import CapacityError, InvalidRequest, RuntimeCacheError, UnknownEntry
+from runtime_cache.ids import DEFAULT_TENANT
 from runtime_cache.service import Defaults
-from tests.support.desk import ALICE, BOB, EOS, USAGE, Desk
+from tests.support.desk import (
+    ADMIN,
+    ALICE,
+    BOB,
+    EOS,
+    LONG,
+    TEAM,
+    TEAM_ALICE,
+    USAGE,
+    Desk,
+)
 
 ID = MessageId("1")
 WIRE_USAGE = wire.Usage(10, 8, 2, 3)
 WIRE_TIMING = wire.Timing(1.5, 250.0, 750.0, 4.0)
+WIRE_REPORT = wire.CacheReport("diverged", 8, 12)
 TURNS = (ChatMessage("user", "b"),)
+DIGEST = "5e884898"
+EVICTED = wire.Evicted(ID, num_blocks=3, num_bytes=300, in_use_blocks=2)
+PINNED = wire.Pinned(ID, digest="5e88489800000000", num_tokens=5, num_blocks=2, num_bytes=200)
 
 
 def done(text: str = "", token_ids: tuple[int, ...] = (), index: int = 0, **more: Any) -> Done:
-    fields = {"finish_reason": "length", "usage": WIRE_USAGE, "timing": WIRE_TIMING} | more
+    fields = {"finish_reason": "length", "usage": WIRE_USAGE, "timing": WIRE_TIMING}
+    fields |= {"cache": WIRE_REPORT} | more
     return Done(ID, index=index, text=text, token_ids=token_ids, **fields)
 
 
@@ -56,15 +79,23 @@ def done(text: str = "", token_ids: tuple[int, ...] = (), index: int = 0, **more
     [
         (Ping(ID), wire.Pong(ID, version="1", uptime_s=2.5)),
         (GetStats(ID), wire.Stats(ID, stats={"pool": {"num_blocks": 7}})),
-        (ListEntries(ID, limit=5), wire.Listed(ID, entries=(), total=5)),
+        (ListEntries(ID, limit=5), wire.Listed(ID, entries=(), total=1005)),
+        (ListEntries(ID, limit=5, offset=10, tenant=""), wire.Listed(ID, entries=(), total=15)),
+        (ListEntries(ID, limit=5, tenant=TEAM), wire.Listed(ID, entries=(), total=11)),
         (Tokenize(ID, text="ab"), Tokenized(ID, token_ids=(256, 64, 65))),
         (Tokenize(ID, text=""), Tokenized(ID, token_ids=(256,))),
         (Cancel(ID, target=MessageId("nobody")), Ok(ID)),
+        (Evict(ID, max_blocks=3), EVICTED),
+        (Evict(ID, all=True), EVICTED),
+        (Evict(ID, digest=DIGEST), EVICTED),
+        (Evict(ID, idle_s=0), EVICTED),
+        (Pin(ID, digest=DIGEST), PINNED),
+        (Pin(ID, digest=DIGEST, ttl_s=2.5), msgspec.structs.replace(PINNED, expires_in_s=2.5)),
+        (Unpin(ID, digest=DIGEST), wire.Unpinned(ID, digest="5e88489800000000")),
         (
-            Evict(ID, max_blocks=3),
-            wire.Evicted(ID, num_blocks=3, num_bytes=300, in_use_blocks=2),
+            Explain(ID, prompt="ab"),
+            wire.Explained(ID, prompt_tokens=3, cached_tokens=8, cache=WIRE_REPORT),
         ),
-        (Evict(ID, all=True), wire.Evicted(ID, num_blocks=3, num_bytes=300, in_use_blocks=2)),
     ],
 )
 def test_messages_that_need_no_engine_step(message: AnyRequest, reply: AnyReply) -> None:
@@ -74,16 +105,129 @@ def test_messages_that_need_no_engine_step(message: AnyRequest, reply: AnyReply)
     assert desk.engine.requests == []
 
 
-def test_info_and_the_two_ways_to_evict() -> None:
+def test_info_is_that_of_the_tenant() -> None:
     desk = Desk()
-    (info,) = desk.say(GetInfo(ID))
-    assert isinstance(info, wire.Info)
-    desk.say(Evict(ID, max_blocks=3))
-    desk.say(Evict(ID, all=True))
-    assert desk.engine.evictions == [3, None]
+    for client, cache_tokens in ((ALICE, 400), (TEAM_ALICE, 8)):
+        (info,) = desk.say(GetInfo(ID), client)
+        assert isinstance(info, wire.Info)
+        assert info.limits == {"cache_tokens": cache_tokens}
+
+
+# --- what operators ask -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "asked"),
+    [
+        (Evict(ID, max_blocks=3), ("evict", None, 3, None, None)),
+        (Evict(ID, all=True), ("evict", None, None, None, None)),
+        (Evict(ID, all=True, tenant=""), ("evict", "", None, None, None)),
+        (Evict(ID, digest=DIGEST, tenant=TEAM), ("evict", TEAM, None, DIGEST, None)),
+        (Evict(ID, idle_s=0.5), ("evict", None, None, None, 0.5)),
+        (Pin(ID, digest=DIGEST), ("pin", "", DIGEST, None)),
+        (Pin(ID, digest=DIGEST, ttl_s=9, tenant=TEAM), ("pin", TEAM, DIGEST, 9)),
+        (Unpin(ID, digest=DIGEST, tenant=TEAM), ("unpin", TEAM, DIGEST)),
+        (Explain(ID, prompt="ab"), ("explain", "", [256, 64, 65])),
+        (Explain(ID, prompt_ids=(1, 2), tenant=TEAM), ("explain", TEAM, [1, 2])),
+        (Explain(ID, messages=TURNS), ("explain", "", [84, 82, 68, 81, 25, 65, 26, 29])),
+    ],
+)
+def test_a_question_reaches_the_engine_as_it_was_asked(
+    message: AnyRequest, asked: tuple[object, ...]
+) -> None:
+    desk = Desk()
+    desk.say(message, ADMIN)
+    assert desk.engine.asked == [asked]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ListEntries(ID, tenant="nobody"),
+        Evict(ID, all=True, tenant="nobody"),
+        Pin(ID, digest=DIGEST, tenant="nobody"),
+        Unpin(ID, digest=DIGEST, tenant="nobody"),
+        Explain(ID, prompt="ab", tenant="nobody"),
+        Explain(ID, prompt=LONG, tenant="nobody"),
+    ],
+)
+def test_a_tenant_that_is_not_configured(message: AnyRequest) -> None:
+    desk = Desk()
+    sentence = "`tenant`: no tenant 'nobody' is configured"
+    refusal = Error(id=ID, code="invalid_request", message=sentence, retryable=False)
+    for _ in range(2):
+        assert desk.say(message, ADMIN) == [refusal]
+    assert (desk.engine.asked, desk.service.num_unfinished) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Evict(ID, digest=DIGEST),
+        Pin(ID, digest=DIGEST),
+        Unpin(ID, digest=DIGEST),
+        Explain(ID, prompt="ab"),
+    ],
+)
+@pytest.mark.parametrize(
+    "error", [UnknownEntry("none"), InvalidRequest("two"), CapacityError("full", retry_after_ms=9)]
+)
+def test_what_the_engine_refuses_an_operator(message: AnyRequest, error: RuntimeCacheError) -> None:
+    desk = Desk()
+    desk.engine.error = error
+    refusal = Error(
+        id=ID,
+        code=error.code,
+        message=error.message,
+        retryable=error.retryable,
+        retry_after_ms=error.retry_after_ms,
+    )
+    assert desk.say(message, ADMIN) == [refusal]
+    assert desk.service.num_unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (Explain(ID, prompt_ids=()), "invalid_request"),
+        (Explain(ID, prompt_ids=(258,)), "invalid_request"),
+        (Explain(ID, prompt="a", prefix_id=PrefixName("p-9")), "unknown_prefix"),
+    ],
+)
+def test_a_prompt_that_cannot_be_explained(message: AnyRequest, code: str) -> None:
+    desk = Desk()
+    (reply,) = desk.say(message, ADMIN)
+    assert isinstance(reply, Error)
+    assert reply.code == code
+    assert (desk.engine.asked, desk.service.num_unfinished) == ([], 0)
 
 
 # --- streamed or not ----------------------------------------------------------------------------
+
+
+def test_an_answer_says_what_the_cache_did_streamed_or_not() -> None:
+    desk = Desk()
+    for stream in (True, False):
+        desk.say(Generate(ID, prompt="ab", stream=stream))
+        desk.engine.finish()
+        (reply,) = desk.take()
+        assert isinstance(reply, Done)
+        assert (reply.usage.cached_tokens, reply.cache) == (8, WIRE_REPORT)
+
+
+def test_an_answer_that_was_never_admitted_says_nothing_of_the_cache() -> None:
+    desk = Desk()
+    desk.say(Generate(ID, prompt="ab"))
+    desk.engine.finish("cancelled", usage=replace(USAGE, cache=None))
+    assert desk.take() == [done(finish_reason="cancelled", cache=None)]
+
+
+def test_what_a_request_wants_of_the_cache_reaches_the_engine() -> None:
+    desk = Desk()
+    desk.say(Generate(ID, prompt="a"))
+    assert (desk.request.use_cache, desk.request.cache_priority) == (True, 50)
+    desk.say(Chat(MessageId("2"), messages=TURNS, use_cache=False, cache_priority=0))
+    assert (desk.request.use_cache, desk.request.cache_priority) == (False, 0)
 
 
 def test_a_streamed_answer_is_the_concatenation_of_its_messages() -> None:
@@ -328,8 +472,8 @@ def test_all_requests_of_a_client_end_and_nothing_is_sent(reason: str) -> None:
 # --- prefixes -----------------------------------------------------------------------------------
 
 
-def register(desk: Desk, text: str = "abcdefghi") -> Registered:
-    desk.say(Register(ID, text=text))
+def register(desk: Desk, text: str = "abcdefghi", client: ClientRef = ALICE) -> Registered:
+    desk.say(Register(ID, text=text), client)
     desk.engine.finish("registered")
     (reply,) = desk.take()
     assert isinstance(reply, Registered)
@@ -340,8 +484,8 @@ def test_a_registered_prefix_is_used_and_given_up() -> None:
     desk = Desk()
     reply = register(desk)
     assert (desk.request.kind, desk.request.prefix_id) == ("register", reply.prefix_id)
-    # 10 tokens fill two blocks of four.
-    assert (reply.num_tokens, reply.cached_tokens, reply.num_bytes) == (10, 8, 200)
+    # 10 tokens take three blocks of four.
+    assert (reply.num_tokens, reply.cached_tokens, reply.num_bytes) == (10, 8, 300)
     desk.say(Generate(ID, prompt="x", prefix_id=reply.prefix_id))
     assert desk.prompt == [256, *range(64, 73), 87]
     desk.engine.finish()
@@ -378,3 +522,99 @@ def test_a_failed_registration_leaves_no_name() -> None:
     (refused,) = desk.say(Generate(ID, prompt="x", prefix_id=name))
     assert isinstance(refused, Error)
     assert refused.code == "unknown_prefix"
+
+
+@pytest.mark.parametrize(("num_tokens", "num_bytes"), [(7, 200), (8, 200), (9, 300)])
+def test_a_registration_takes_the_blocks_that_hold_it(num_tokens: int, num_bytes: int) -> None:
+    desk = Desk()
+    desk.say(Register(ID, text="a" * (num_tokens - 1)))
+    desk.engine.finish("registered", usage=replace(USAGE, prompt_tokens=num_tokens))
+    (reply,) = desk.take()
+    assert isinstance(reply, Registered)
+    assert (reply.num_tokens, reply.num_bytes) == (num_tokens, num_bytes)
+
+
+# --- tenants ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message", [Generate(ID, prompt="a"), Chat(ID, messages=TURNS), Register(ID, text="a")]
+)
+def test_a_request_is_of_the_tenant_of_its_socket(message: AnyRequest) -> None:
+    desk = Desk()
+    for client, tenant in ((ALICE, ""), (ADMIN, ""), (TEAM_ALICE, TEAM)):
+        desk.say(message, client)
+        assert desk.request.tenant == tenant
+    assert desk.service.num_unfinished == 3  # one name, three clients
+
+
+def test_a_prefix_is_known_to_its_tenant_only() -> None:
+    desk = Desk()
+    prefix_id = register(desk).prefix_id
+    release = Release(ID, prefix_id=prefix_id)
+    for message in (Generate(ID, prompt="x", prefix_id=prefix_id), release):
+        (refused,) = desk.say(message, TEAM_ALICE)
+        assert isinstance(refused, Error)
+        assert refused.code == "unknown_prefix"
+    desk.take()
+    assert register(desk, client=TEAM_ALICE).prefix_id == prefix_id
+    assert desk.say(release, TEAM_ALICE) == [Released(ID, prefix_id=prefix_id)]
+    desk.say(Generate(ID, prompt="x", prefix_id=prefix_id))
+    assert desk.prompt == [256, *range(64, 73), 87]
+
+
+def test_an_operator_explains_with_the_prefixes_of_the_tenant_that_is_named() -> None:
+    desk = Desk()
+    prefix_id = register(desk, "ab", TEAM_ALICE).prefix_id
+    question = Explain(ID, prompt="c", prefix_id=prefix_id, tenant=TEAM)
+    (reply,) = desk.say(question, ADMIN)
+    assert isinstance(reply, wire.Explained)
+    assert desk.engine.asked == [("explain", TEAM, [256, 64, 65, 66])]
+    (refused,) = desk.say(msgspec.structs.replace(question, tenant=""), ADMIN)
+    assert isinstance(refused, Error)
+    assert refused.code == "unknown_prefix"
+
+
+# --- texts that are remembered ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("reason", ["stop", "length", "cancelled", "deadline"])
+def test_the_ids_behind_an_answer_are_remembered_however_it_ends(
+    reason: FinishReason, stream: bool
+) -> None:
+    desk = Desk()
+    desk.say(Generate(ID, prompt="ab", stream=stream))
+    desk.engine.emit("x", 7)
+    desk.engine.emit("", 8, 9)
+    desk.engine.finish(reason, "yz")
+    assert desk.seen[DEFAULT_TENANT].remembered == [([256, 64, 65], [7, 8, 9])]
+    assert desk.seen[TEAM].remembered == []
+
+
+def test_an_answer_is_remembered_for_its_own_tenant() -> None:
+    desk = Desk()
+    desk.say(Generate(ID, prompt="ab"), TEAM_ALICE)
+    desk.engine.emit("A", 32)
+    desk.engine.finish("stop")
+    assert desk.seen[TEAM].remembered == [([256, 64, 65], [32])]
+    assert desk.seen[DEFAULT_TENANT].remembered == []
+
+
+def test_what_a_vanished_client_was_told_is_remembered_too() -> None:
+    desk = Desk()
+    desk.say(Generate(ID, prompt="ab"))
+    desk.engine.emit("x", 7)
+    desk.service.on_client_gone(ALICE)
+    assert desk.seen[DEFAULT_TENANT].remembered == [([256, 64, 65], [7])]
+
+
+def test_what_is_no_answer_is_not_remembered() -> None:
+    desk = Desk()
+    register(desk)
+    desk.say(Tokenize(ID, text="a"))
+    desk.say(Explain(ID, prompt="a"), ADMIN)
+    desk.say(Generate(ID, prompt="a"))
+    desk.engine.emit("x", 7)
+    desk.engine.fail("acl", "no")
+    assert desk.seen[DEFAULT_TENANT].remembered == []

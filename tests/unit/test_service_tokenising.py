@@ -14,6 +14,8 @@ from ipc.messages import (
     ChatMessage,
     Done,
     Error,
+    Explain,
+    Explained,
     Generate,
     MessageId,
     Ok,
@@ -25,9 +27,21 @@ from ipc.messages import (
     Usage,
 )
 from om_models.chat import ChatTemplate
-from runtime_cache import service
-from runtime_cache.errors import InvalidRequest
-from tests.support.desk import ALICE, BOB, LONG, TEMPLATE, VOCAB, Desk, HeldIntake, tokenizer
+from runtime_cache import reading
+from runtime_cache.errors import InvalidRequest, UnknownEntry
+from runtime_cache.ids import DEFAULT_TENANT
+from tests.support.desk import (
+    ADMIN,
+    ALICE,
+    BOB,
+    LONG,
+    TEAM,
+    TEMPLATE,
+    VOCAB,
+    Desk,
+    HeldIntake,
+    tokenizer,
+)
 
 ID, OTHER = MessageId("1"), MessageId("2")
 LONG_TURNS = (ChatMessage("user", LONG),)
@@ -55,7 +69,7 @@ class HeldDesk(Desk):
 
     def __init__(self, error: Exception | None = None) -> None:
         self.intake = HeldIntake(tokenizer(), ChatTemplate(TEMPLATE), VOCAB, error=error)
-        super().__init__(intake=self.intake)
+        super().__init__(intakes={DEFAULT_TENANT: self.intake, TEAM: self.intake})
 
     def let_read(self) -> None:
         self.intake.may_read.set()
@@ -63,7 +77,7 @@ class HeldDesk(Desk):
     async def settle(self) -> None:
         """Wait until everything that is being tokenised has been."""
         self.let_read()
-        await asyncio.gather(*self.service._reading)
+        await self.service._reader.settle()
 
 
 @pytest.mark.parametrize(
@@ -92,6 +106,41 @@ async def test_a_long_text_is_tokenised_as_a_short_one() -> None:
     await desk.service.close()
 
 
+@pytest.mark.parametrize(
+    ("message", "tenant"),
+    [
+        (Explain(ID, prompt=LONG), DEFAULT_TENANT),
+        (Explain(ID, messages=LONG_TURNS, tenant=TEAM), TEAM),
+    ],
+)
+async def test_a_long_text_is_explained_beside_the_loop(message: Explain, tenant: str) -> None:
+    desk = HeldDesk()
+    assert desk.say(message, ADMIN) == []
+    assert isinstance(desk.say(Ping(OTHER), ADMIN)[0].id, str)
+    desk.take()
+    desk.let_read()
+    (reply,) = await desk.until_sent()
+    assert isinstance(reply, Explained)
+    ((verb, asked_tenant, tokens),) = desk.engine.asked
+    assert (verb, asked_tenant) == ("explain", tenant)
+    assert isinstance(tokens, list)
+    assert reply.prompt_tokens == len(tokens) >= len(LONG)
+    assert (desk.engine.requests, desk.service.num_unfinished) == ([], 0)
+    await desk.service.close()
+
+
+async def test_an_explanation_that_the_engine_refuses() -> None:
+    desk = HeldDesk()
+    desk.engine.error = UnknownEntry("no")
+    desk.say(Explain(ID, prompt=LONG), ADMIN)
+    desk.let_read()
+    assert await desk.until_sent() == [
+        Error(id=ID, code="unknown_entry", message="no", retryable=False)
+    ]
+    assert desk.service.num_unfinished == 0
+    await desk.service.close()
+
+
 async def test_the_deadline_counts_from_the_arrival() -> None:
     desk = HeldDesk()
     desk.say(Generate(ID, prompt=LONG, deadline_ms=2000))
@@ -109,6 +158,8 @@ async def test_the_deadline_counts_from_the_arrival() -> None:
         (Chat(ID, messages=LONG_TURNS), NEVER_STARTED),
         (Register(ID, text=LONG), CANCELLED),
         (Tokenize(ID, text=LONG), CANCELLED),
+        (Explain(ID, prompt=LONG), CANCELLED),
+        (Explain(ID, messages=LONG_TURNS, tenant=TEAM), CANCELLED),
     ],
 )
 async def test_a_cancel_while_it_is_tokenised(message: AnyRequest, final: AnyReply) -> None:
@@ -118,7 +169,7 @@ async def test_a_cancel_while_it_is_tokenised(message: AnyRequest, final: AnyRep
     assert desk.say(Cancel(OTHER, target=ID)) == [final, Ok(OTHER)]
     assert desk.service.num_unfinished == 0
     await desk.settle()
-    assert desk.engine.requests == []
+    assert (desk.engine.requests, desk.engine.asked) == ([], [])
     assert len(desk.sent) == 2
     await desk.service.close()
 
@@ -191,7 +242,7 @@ async def test_a_deadline_ends_a_request_that_waits_to_be_tokenised() -> None:
 async def test_texts_that_wait_to_be_tokenised_are_bounded(
     monkeypatch: pytest.MonkeyPatch, num_chars: int, is_taken: bool
 ) -> None:
-    monkeypatch.setattr(service, "_MAX_READING_CHARS", len(LONG) + 5000)
+    monkeypatch.setattr(reading, "_MAX_CHARS", len(LONG) + 5000)
     desk = HeldDesk()
     desk.say(Generate(ID, prompt=LONG))
     replies = desk.say(Generate(OTHER, prompt="y" * num_chars))

@@ -1,0 +1,127 @@
+"""What operators ask of the cache: list, evict, pin, unpin, stats. Answered at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+from ipc import messages as wire
+from runtime_cache.cache.results import Keep
+from runtime_cache.engine.commands import ReportEvicted
+from runtime_cache.errors import InvalidRequest
+from runtime_cache.ids import TenantName
+
+Question = wire.ListEntries | wire.Evict | wire.Pin | wire.Unpin | wire.GetStats
+
+
+class AdminEngine(Protocol):
+    """What an operator's question needs of `engine.loop.EngineLoop`."""
+
+    def evict(
+        self,
+        tenant: TenantName | None,
+        *,
+        max_blocks: int | None = None,
+        digest: str | None = None,
+        idle_s: float | None = None,
+    ) -> ReportEvicted: ...
+    def pin(self, tenant: TenantName, digest: str, ttl_s: float | None) -> Keep: ...
+    def unpin(self, tenant: TenantName, digest: str) -> Keep: ...
+
+
+class AdminFacts(Protocol):
+    """What the daemon can tell operators of its cache."""
+
+    @property
+    def bytes_per_block(self) -> int: ...
+    def stats(self) -> dict[str, Any]: ...
+    def entries(
+        self, *, limit: int, offset: int, tenant: TenantName | None
+    ) -> tuple[tuple[wire.Entry, ...], int]: ...
+
+
+class AdminDesk:
+    """Answers the operators' questions."""
+
+    def __init__(
+        self,
+        engine: AdminEngine,
+        facts: AdminFacts,
+        tenants: Collection[TenantName],
+        clock: Callable[[], float],
+    ) -> None:
+        """Args:
+        tenants: all there are, the default tenant included.
+        clock: the engine's clock.
+        """
+        self._engine = engine
+        self._facts = facts
+        self._tenants = tenants
+        self._clock = clock
+
+    def answer(self, message: Question) -> wire.AnyReply:
+        """The reply.
+
+        Raises:
+            InvalidRequest: there is no such tenant, or several prefixes of such a digest.
+            UnknownEntry: there is no prefix of this digest.
+            CapacityError: no more can be kept. In each case nothing has changed.
+        """
+        match message:
+            case wire.ListEntries():
+                return self._list(message)
+            case wire.Evict():
+                return self._evict(message)
+            case wire.Pin():
+                return self._pin(message)
+            case wire.Unpin():
+                keep = self._engine.unpin(self.tenant(message.tenant), message.digest)
+                return wire.Unpinned(id=message.id, digest=keep.digest)
+            case wire.GetStats():
+                return wire.Stats(id=message.id, stats=self._facts.stats())
+
+    def tenant(self, name: str) -> TenantName:
+        """The tenant that an operator names.
+
+        Raises:
+            InvalidRequest: there is none of this name.
+        """
+        if TenantName(name) not in self._tenants:
+            raise InvalidRequest(f"`tenant`: no tenant {name!r} is configured")
+        return TenantName(name)
+
+    def _one_or_all(self, name: str | None) -> TenantName | None:
+        return None if name is None else self.tenant(name)
+
+    def _list(self, message: wire.ListEntries) -> wire.Listed:
+        tenant = self._one_or_all(message.tenant)
+        entries, total = self._facts.entries(
+            limit=message.limit, offset=message.offset, tenant=tenant
+        )
+        return wire.Listed(id=message.id, entries=entries, total=total)
+
+    def _evict(self, message: wire.Evict) -> wire.Evicted:
+        report = self._engine.evict(
+            self._one_or_all(message.tenant),
+            max_blocks=message.max_blocks,
+            digest=message.digest,
+            idle_s=message.idle_s,
+        )
+        return wire.Evicted(
+            id=message.id,
+            num_blocks=report.num_evicted,
+            num_bytes=report.num_evicted * self._facts.bytes_per_block,
+            in_use_blocks=report.num_in_use,
+        )
+
+    def _pin(self, message: wire.Pin) -> wire.Pinned:
+        keep = self._engine.pin(self.tenant(message.tenant), message.digest, message.ttl_s)
+        left_s = None if keep.expires_s is None else keep.expires_s - self._clock()
+        return wire.Pinned(
+            id=message.id,
+            digest=keep.digest,
+            num_tokens=keep.num_tokens,
+            num_blocks=len(keep.blocks),
+            num_bytes=len(keep.blocks) * self._facts.bytes_per_block,
+            expires_in_s=None if left_s is None else round(left_s, 3),
+        )
