@@ -116,6 +116,7 @@ class AclError(DeviceError):
         function: the pyACL name, such as `acl.rt.malloc`.
         acl_code: the number it returned.
         acl_name: the constant's name in the manual, or `unknown`.
+        detail: the driver's own words, or ours; may be empty.
     """
 
     code = "acl"
@@ -126,6 +127,7 @@ class AclError(DeviceError):
         self.function = function
         self.acl_code = acl_code
         self.acl_name = acl_name
+        self.detail = detail
 
 
 class OutOfDeviceMemory(AclError):

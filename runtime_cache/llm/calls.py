@@ -1,0 +1,134 @@
+"""Waiting for replies, on the caller's thread. An exception while waiting, such as
+KeyboardInterrupt, cancels what is unfinished.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+
+from ipc.messages import AnyReply, AnyRequest, Chat, Done, Error, Generate, MessageId, type_name
+from ipc.session import Answer, Piece
+from runtime_cache.errors import InternalError, QueueFull, RuntimeCacheError
+from runtime_cache.llm.host import Host, Inbox
+from runtime_cache.llm.results import Result, error_of
+
+
+def ask_one(host: Host, request: AnyRequest) -> AnyReply:
+    """The one reply to a request.
+
+    Raises:
+        RuntimeCacheError: the reply is an error.
+    """
+    (reply,) = _ask_many(host, [request])
+    if isinstance(reply, Error):
+        raise error_of(reply)
+    return reply
+
+
+def answers(host: Host, requests: Sequence[Generate | Chat]) -> list[Result | RuntimeCacheError]:
+    """The answers in the order of the requests, all of which have ended."""
+    return [_result(reply) for reply in _ask_many(host, requests)]
+
+
+class Stream:
+    """An answer on its way: iterate over its pieces, or call `result()`, or first one and then
+    the other.
+
+    It was asked for when this object was made. Leaving the loop early, or an exception in it,
+    cancels the answer.
+    """
+
+    def __init__(self, host: Host, request: Generate | Chat, owner: object) -> None:
+        """Args:
+        owner: is kept alive, and so kept from closing the host, while the answer is on its way.
+        """
+        self._host = host
+        self._owner = owner
+        self._id = request.id
+        self._inbox: Inbox = SimpleQueue()
+        self._answer = Answer()
+        self._is_over = False
+        host.ask([request], self._inbox)
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Pieces as they come.
+
+        Raises:
+            RuntimeCacheError: the request was refused, or failed.
+        """
+        try:
+            while not self._is_over:
+                piece = self._next()
+                if piece.text or piece.token_ids:
+                    yield piece
+        finally:
+            self.cancel()
+
+    def result(self) -> Result:
+        """The whole answer, pieces that were iterated over included.
+
+        Raises:
+            RuntimeCacheError: the request was refused, or failed.
+            ipc.errors.Closed: it was cancelled before its end.
+        """
+        for _ in self:
+            pass
+        return Result.of(self._answer.result())
+
+    def cancel(self) -> None:
+        """Give the answer up; nothing happens if it has ended."""
+        if not self._is_over:
+            self._is_over = True
+            self._host.give_up([self._id])
+
+    def __del__(self) -> None:
+        """What nobody reads is not computed to its end."""
+        if "_is_over" in self.__dict__:
+            self.cancel()
+
+    def _next(self) -> Piece:
+        _, reply = self._inbox.get()
+        self._is_over = isinstance(reply, Done | Error)
+        if isinstance(reply, Error):
+            raise error_of(reply)
+        return self._answer.add(reply)
+
+
+def _ask_many(host: Host, requests: Sequence[AnyRequest]) -> list[AnyReply]:
+    """The one reply to each of many requests, in their order.
+
+    So many as the engine lets wait are handed in at once; what is refused all the same, because
+    others wait as well, is handed in again when one of these has ended.
+    """
+    inbox: Inbox = SimpleQueue()
+    by_id = {request.id: request for request in requests}
+    replies: dict[MessageId, AnyReply] = {}
+    waiting, unfinished = deque(requests), set[MessageId]()
+    room = host.config.engine.max_waiting
+    try:
+        while waiting or unfinished:
+            some = [waiting.popleft() for _ in range(min(room - len(unfinished), len(waiting)))]
+            unfinished.update(request.id for request in some)
+            if some:
+                host.ask(some, inbox)
+            message_id, reply = inbox.get()
+            unfinished.remove(message_id)
+            if unfinished and isinstance(reply, Error) and reply.code == QueueFull.code:
+                room = len(unfinished)
+                waiting.appendleft(by_id[message_id])
+            else:
+                replies[message_id] = reply
+    except BaseException:
+        host.give_up(list(unfinished))
+        raise
+    return [replies[request.id] for request in requests]
+
+
+def _result(reply: AnyReply) -> Result | RuntimeCacheError:
+    if isinstance(reply, Done):
+        return Result.of(reply)
+    if isinstance(reply, Error):
+        return error_of(reply)
+    raise InternalError(f"a prompt was answered by `{type_name(reply)}`")
