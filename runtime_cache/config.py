@@ -149,7 +149,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Scheduling."""
 
     max_waiting: Annotated[
-        int, Meta(ge=1, description="Requests that may wait; more are told to retry later.")
+        int, Meta(ge=1, description="Requests of a tenant that may wait; more are told to retry.")
     ] = 1024
     max_running: Annotated[
         PositiveInt | None,

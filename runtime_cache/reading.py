@@ -45,7 +45,7 @@ class Reader:
         num_chars = work.num_chars
         if self._num_chars + num_chars > _MAX_CHARS:
             raise QueueFull(
-                f"{self._num_chars} characters of other prompts wait to be tokenised",
+                "too much text of other prompts waits to be tokenised",  # whose: no matter
                 retry_after_ms=_RETRY_MS,
             )
         work.reading = self._thread.submit(intake.read, work.prompted)

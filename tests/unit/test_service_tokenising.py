@@ -252,7 +252,7 @@ async def test_texts_that_wait_to_be_tokenised_are_bounded(
         (refusal,) = replies
         assert isinstance(refusal, Error)
         assert (refusal.code, refusal.retry_after_ms) == ("queue_full", 5000)
-        assert refusal.message == "5000 characters of other prompts wait to be tokenised"
+        assert refusal.message == "too much text of other prompts waits to be tokenised"
     desk.say(Cancel(MessageId("3"), target=ID))
     desk.say(Cancel(MessageId("4"), target=OTHER))
     await desk.settle()
