@@ -243,8 +243,7 @@ class Evict(Request, frozen=True, kw_only=True, tag="evict"):
     What a live request holds, or what is kept (registered, pinned, leased), stays.
 
     Attributes:
-        max_blocks: so many blocks of each tenant at the most, next to be evicted first [1 to
-            2³¹−1].
+        max_blocks: so many blocks at the most, next to be evicted first [1 to 2³¹−1].
         all: every block.
         digest: the prefix with this digest, or the only one whose digest begins so [8 to 64
             lower-case hexadecimal digits], and all that goes on from it; blocks that other

@@ -1,4 +1,4 @@
-"""`rtcache-admin` as a process, on a running daemon."""
+"""`rtcache-admin` on a running daemon: as a process where that matters, else within this one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from ipc.sync_client import Client
 from tests.support.rtcached import PATIENCE_S, Ended, run
+from tools.admin.main import main
 from tools.daemon_process import DaemonProcess
 
 PREFIX = "You are a help desk. " * 10  # 210 bytes, as many tokens: three whole blocks
@@ -37,7 +40,14 @@ def cold(daemon: DaemonProcess) -> DaemonProcess:
 
 
 def admin(daemon: DaemonProcess, *words: str) -> Ended:
-    return run("tools.admin.main", *words, "--endpoint", daemon.admin_endpoint)
+    """The command line, without the half second that a process takes to start."""
+    out, complaint = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(complaint):
+        try:
+            code = main([*words, "--endpoint", daemon.admin_endpoint])
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Ended(code, out.getvalue(), complaint.getvalue().rstrip("\n"))
 
 
 def reply(daemon: DaemonProcess, *words: str) -> dict[str, Any]:
@@ -69,56 +79,196 @@ def test_stats_after_a_cancel_say_why(cold: DaemonProcess):
     assert "cancelled_by.client" in admin(cold, "stats").out
 
 
-def test_a_prefix_below_a_block_is_shown(cold: DaemonProcess, tmp_path: Path):
+def ask(daemon: DaemonProcess, prompt: str) -> None:
+    """Have a prompt computed, and one token."""
+    with Client(daemon.endpoint) as client:
+        client.generate(prompt, max_tokens=1, temperature=0, ignore_eos=True).result()
+
+
+def test_a_prefix_below_a_block_is_kept_too(cold: DaemonProcess, tmp_path: Path):
     path = tmp_path / "short.txt"
     path.write_text("short")
-    ended = admin(cold, "register", str(path))
-    assert "5 tokens" in ended.out
-    assert "that is less than a block, so nothing is kept" in ended.out
+    prefix_id = reply(cold, "register", str(path))["prefix_id"]
     (entry,) = reply(cold, "list")["entries"]
-    assert (entry["digest"], entry["num_tokens"], entry["num_bytes"]) == ("", 0, 0)
-    assert "below a block" in admin(cold, "list").out
-    assert reply(cold, "release", entry["prefix_id"]) == {"prefix_id": entry["prefix_id"]}
+    assert (entry["prefix_id"], entry["kept"]) == (prefix_id, "registered")
+    assert (entry["num_tokens"], entry["num_blocks"], entry["num_bytes"]) == (5, 1, 8192)
+    assert reply(cold, "release", prefix_id) == {"prefix_id": prefix_id}
+    assert reply(cold, "list")["entries"][0]["kept"] == ""
 
 
 def test_hits_of_a_shared_beginning_are_seen(cold: DaemonProcess):
-    with Client(cold.endpoint) as client:
-        for end in ("a", "b", "c"):
-            prompt = PREFIX + end * 100
-            client.generate(prompt, max_tokens=1, temperature=0, ignore_eos=True).result()
+    for end in ("a", "b", "c"):
+        ask(cold, PREFIX + end * 100)
     entries = reply(cold, "list")["entries"]
-    assert [(entry["num_tokens"], entry["hits"]) for entry in entries] == [(256, 2)] * 3
+    assert [(entry["num_tokens"], entry["hits"]) for entry in entries] == [(310, 2)] * 3
 
 
 def test_register_list_release_evict(cold: DaemonProcess, prompt_file: str):
     registered = reply(cold, "register", prompt_file)
     prefix_id = registered.pop("prefix_id")
-    assert registered == {"num_tokens": 210, "cached_tokens": 0, "num_bytes": 3 * 8192}
+    assert registered == {"num_tokens": 210, "cached_tokens": 0, "num_bytes": 4 * 8192}
     (entry,) = reply(cold, "list")["entries"]
     shown = {name: entry[name] for name in ("prefix_id", "num_tokens", "num_blocks", "in_use")}
-    assert shown == {"prefix_id": prefix_id, "num_tokens": 192, "num_blocks": 3, "in_use": False}
-    assert reply(cold, "evict", "--all") == {"num_blocks": 0, "num_bytes": 0, "in_use_blocks": 3}
+    assert shown == {"prefix_id": prefix_id, "num_tokens": 210, "num_blocks": 4, "in_use": False}
+    assert reply(cold, "evict", "--all") == {"num_blocks": 0, "num_bytes": 0, "in_use_blocks": 4}
     assert reply(cold, "release", prefix_id) == {"prefix_id": prefix_id}
     assert reply(cold, "evict", "--blocks", "1")["num_blocks"] == 1
     assert reply(cold, "evict", "--all") == {
-        "num_blocks": 2,
-        "num_bytes": 2 * 8192,
+        "num_blocks": 3,
+        "num_bytes": 3 * 8192,
         "in_use_blocks": 0,
     }
     assert reply(cold, "list") == {"entries": [], "total": 0}
 
 
+def test_list_in_pages(cold: DaemonProcess):
+    for letter in "abc":
+        ask(cold, letter * 10)
+    whole = reply(cold, "list")
+    assert [entry["num_tokens"] for entry in whole["entries"]] == [10, 10, 10]
+    pages = [reply(cold, "list", "--limit", "2", "--offset", offset) for offset in ("0", "2", "4")]
+    assert [page["total"] for page in pages] == [3, 3, 3]
+    digests = [entry["digest"] for page in pages for entry in page["entries"]]
+    assert digests == [entry["digest"] for entry in whole["entries"]]
+    out = admin(cold, "list", "--offset", "2").out
+    assert out.endswith("1 of 3 prefixes from number 2 on (a shared beginning counts in each)\n")
+
+
+def test_pin_lease_unpin(cold: DaemonProcess):
+    ask(cold, PREFIX)
+    (entry,) = reply(cold, "list")["entries"]
+    digest = entry["digest"]
+    kept = {"digest": digest, "num_tokens": 210, "num_blocks": 4, "num_bytes": 4 * 8192}
+    assert reply(cold, "pin", digest[:8]) == kept | {"expires_in_s": None}
+    assert reply(cold, "evict", "--all")["in_use_blocks"] == 4
+    assert reply(cold, "evict", "--digest", digest)["num_blocks"] == 0
+    (entry,) = reply(cold, "list")["entries"]
+    assert (entry["kept"], entry["expires_in_s"], entry["in_use"]) == ("pinned", None, False)
+    leased = reply(cold, "lease", digest, "--ttl", "10m")
+    assert leased == kept | {"expires_in_s": leased["expires_in_s"]}
+    assert 0 < leased["expires_in_s"] <= 600
+    (entry,) = reply(cold, "list")["entries"]
+    assert entry["kept"] == "leased"
+    assert 0 < entry["expires_in_s"] <= 600
+    assert reply(cold, "unpin", digest[:16]) == {"digest": digest}
+    assert admin(cold, "unpin", digest).complaint.endswith("(unknown_entry)")
+    assert reply(cold, "evict", "--digest", digest[:8])["num_blocks"] == 4
+    assert admin(cold, "pin", digest).complaint.endswith("(unknown_entry)")
+
+
+def test_a_lease_ends_by_itself(cold: DaemonProcess):
+    ask(cold, PREFIX)
+    (entry,) = reply(cold, "list")["entries"]
+    assert reply(cold, "lease", entry["digest"], "--ttl", "0.001")["num_blocks"] == 4
+    assert reply(cold, "evict", "--all")["num_blocks"] == 4
+
+
+def test_evict_what_is_idle(cold: DaemonProcess):
+    ask(cold, PREFIX)
+    assert reply(cold, "evict", "--idle", "1h")["num_blocks"] == 0
+    assert reply(cold, "evict", "--idle", "0")["num_blocks"] == 4
+
+
+def test_warm_computes_and_keeps_nothing(cold: DaemonProcess, prompt_file: str):
+    Path(prompt_file).write_text("Warm. " * 35)
+    cold_answer = {"prompt_tokens": 210, "cached_tokens": 0, "cache": explained("cold")}
+    assert reply(cold, "warm", prompt_file, "--priority", "80") == cold_answer
+    (entry,) = reply(cold, "list")["entries"]
+    assert (entry["num_tokens"], entry["kept"], entry["priority"]) == (210, "", 80)
+    assert admin(cold, "warm", prompt_file).out == (
+        "210 tokens are computed, 209 of them were cached already\n"
+    )
+    assert reply(cold, "evict", "--all")["num_blocks"] == 4
+
+
+def explained(reason: str, **more: Any) -> dict[str, Any]:
+    """A cache report as --json prints it."""
+    return {"reason": reason, "diverged_at": None, "nearest_tokens": None, "detail": ""} | more
+
+
+def test_explain_runs_nothing_and_says_why(cold: DaemonProcess, tmp_path: Path):
+    path = tmp_path / "prompt.txt"
+    prompt = "What explains the world? " * 8 + "Anything.."  # not asked before: it is not "evicted"
+
+    def explain(text: str, *words: str) -> tuple[int, int, dict[str, Any], str]:
+        path.write_text(text)
+        found = reply(cold, "explain", str(path), *words)
+        said = admin(cold, "explain", str(path), *words).out
+        return found["prompt_tokens"], found["cached_tokens"], found["cache"], said
+
+    assert explain(prompt) == (
+        210,
+        0,
+        explained("cold"),
+        "cached 0 of 210 tokens: nothing cached begins like it\n",
+    )
+    assert explain("x")[2] == explained("too_short")
+    ask(cold, prompt)
+    assert explain(prompt) == (
+        210,
+        209,
+        explained("hit"),
+        "cached 209 of 210 tokens: that is all that can be reused\n",
+    )
+    assert explain(prompt + "!" * 90) == (
+        300,
+        210,
+        explained("extended", diverged_at=210, nearest_tokens=210),
+        "cached 210 of 300 tokens: the nearest cached prefix ends after 210 tokens, the prompt "
+        "goes on\n",
+    )
+    assert explain(prompt[:37] + "!" * 90) == (
+        127,
+        37,
+        explained("diverged", diverged_at=37, nearest_tokens=210),
+        "cached 37 of 127 tokens: diverged at token 37; the nearest cached prefix has 210 tokens\n",
+    )
+    ids = ", ".join(map(str, [*prompt.encode()][:37]))
+    assert explain(f"[{ids}]", "--ids")[0] == 37
+    reply(cold, "evict", "--all")
+    assert explain(prompt)[2]["reason"] == "evicted"
+    assert reply(cold, "stats")["engine"]["num_running"] == 0
+
+
+def test_explain_says_what_the_answer_then_says(cold: DaemonProcess):
+    """Nothing is between the two, so both see the same cache."""
+    prompts = [PREFIX, PREFIX, PREFIX[:100] + "x" * 50, PREFIX + "y", "z"]
+    with Client(cold.admin_endpoint) as client:
+        for prompt in prompts:
+            before = client.explain(prompt)
+            result = client.generate(prompt, max_tokens=1, temperature=0).result()
+            usage = result.usage
+            assert (usage.prompt_tokens, usage.cached_tokens, result.cache) == (
+                before.prompt_tokens,
+                before.cached_tokens,
+                before.cache,
+            )
+
+
+def test_explain_with_a_registered_prefix(cold: DaemonProcess, prompt_file: str, tmp_path: Path):
+    prefix_id = reply(cold, "register", prompt_file)["prefix_id"]
+    rest = tmp_path / "rest.txt"
+    rest.write_text("x")
+    found = reply(cold, "explain", str(rest), "--prefix-id", prefix_id)
+    assert (found["prompt_tokens"], found["cached_tokens"]) == (211, 210)
+
+
 def test_for_people(cold: DaemonProcess, prompt_file: str):
     out = admin(cold, "register", prompt_file).out
     prefix_id = out.partition(":")[0]
-    assert out == (f"{prefix_id}: 210 tokens, 0 of them were cached already; 0.0 MiB are kept\n")
+    assert out == (f"{prefix_id}: 210 tokens, 0 of them were cached already; 32.0 KiB are kept\n")
     listed = admin(cold, "list").out
-    assert "cached, kept" in listed
-    assert prefix_id in listed
+    assert f"{prefix_id} registered" in listed
     assert listed.endswith("1 of 1 prefixes (a shared beginning counts in each)\n")
     assert admin(cold, "evict", "--all").out == (
-        "evicted 0 blocks (0.0 MiB); 3 blocks are in use or kept, and stay\n"
+        "evicted 0 blocks (0.0 KiB); 4 blocks are in use or kept, and stay\n"
     )
+    digest = reply(cold, "list")["entries"][0]["digest"]
+    short = digest[:16]
+    kept = f"{short}: 210 tokens (32.0 KiB) are kept"
+    assert admin(cold, "pin", digest).out == f"{kept} until it is unpinned\n"
+    assert admin(cold, "lease", digest, "--ttl", "90s").out == f"{kept} for 90 s\n"
+    assert admin(cold, "unpin", digest).out == f"unpinned {short}\n"
     assert admin(cold, "release", prefix_id).out == f"released {prefix_id}\n"
 
 
@@ -126,7 +276,7 @@ def test_stats_shows_each_gauge_once_in_80_columns(cold: DaemonProcess):
     out = admin(cold, "stats").out
     assert max(map(len, out.splitlines())) <= 80
     stats = reply(cold, "stats")
-    assert list(stats) == ["daemon", "pool", "cache", "engine", "device", "ipc"]
+    assert list(stats) == ["daemon", "warnings", "pool", "cache", "engine", "device", "ipc"]
     assert stats["pool"] | {"free_blocks": 127, "live_blocks": 0} == stats["pool"]
     assert out.count("free_blocks") == 1
 
@@ -145,7 +295,25 @@ def test_a_table_of_long_entries_fits_80_columns(cold: DaemonProcess, prompt_fil
         (("evict", "--blocks", "0"), 1, "`max_blocks`: expected an integer ≥ 1, got 0"),
         (("list", "--limit", "0"), 1, "`limit`: expected an integer ≥ 1, got 0"),
         (("list", "--limit", "x"), 2, "argument --limit: invalid int value: 'x'"),
-        (("evict",), 2, "one of the arguments --blocks --all is required"),
+        (("evict",), 2, "one of the arguments --blocks --all --digest --idle is required"),
+        (("evict", "--all", "--idle", "1h"), 2, "--idle: not allowed with argument --all"),
+        (("evict", "--idle", "soon"), 2, "expected a duration such as 600, 10m or 2h, got soon"),
+        (("evict", "--digest", "0" * 64), 1, "(unknown_entry)"),
+        (("evict", "--all", "--tenant", "nobody"), 1, "no tenant 'nobody' is configured"),
+        (("list", "--tenant", "nobody"), 1, "no tenant 'nobody' is configured"),
+        (("list", "--offset", "-1"), 1, "`offset`: expected an integer ≥ 0, got -1"),
+        (("pin", "0" * 7), 1, "`digest`: expected at least 8 characters, got 7"),
+        (("pin", "0" * 64), 1, "(unknown_entry)"),
+        (("pin", "hello world"), 1, "`digest`: expected lower-case hexadecimal digits"),
+        (("unpin", "0" * 8), 1, "(unknown_entry)"),
+        (("lease", "0" * 8), 2, "the following arguments are required: --ttl"),
+        (("lease", "0" * 8, "--ttl", "0"), 1, "`ttl_s`: expected a number > 0, got 0"),
+        (("lease", "0" * 8, "--ttl", "366d"), 1, "`ttl_s`: expected a number ≤ 31536000"),
+        (("explain",), 2, "give either a file or --messages"),
+        (("explain", "/dev/null"), 1, "the prompt is empty: give at least one token"),
+        (("explain", "/dev/null", "--tenant", "nobody"), 1, "no tenant 'nobody' is configured"),
+        (("warm", "/dev/null"), 1, "the prompt is empty: give at least one token"),
+        (("warm", "/nowhere"), 2, "/nowhere: No such file or directory"),
         (("reboot",), 2, "invalid choice: 'reboot'"),
     ],
 )

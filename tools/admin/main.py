@@ -18,7 +18,10 @@ _PROGRAM = Program("rtcache-admin", "RTCACHE_ADMIN_ENDPOINT", f"{DEFAULT_ENDPOIN
 _EXAMPLES = """\
 examples:
   rtcache-admin list
+  rtcache-admin explain prompt.txt
   rtcache-admin register system_prompt.txt
+  rtcache-admin lease 5e884898da280471 --ttl 10m
+  rtcache-admin evict --idle 1h
   rtcache-admin stats --json
 """
 

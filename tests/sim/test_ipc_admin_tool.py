@@ -1,0 +1,183 @@
+"""What each command of `rtcache-admin` sends, and what it refuses before it sends anything."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ipc.messages import (
+    AnyRequest,
+    ChatMessage,
+    Evict,
+    Explain,
+    Generate,
+    GetStats,
+    ListEntries,
+    MessageId,
+    Pin,
+    PrefixName,
+    Register,
+    Unpin,
+)
+from tests.support.ipc_daemon import DaemonThread
+from tools.admin.command import seconds, size
+from tools.admin.commands import COMMANDS
+from tools.admin.main import main
+
+Output = pytest.CaptureFixture[str]
+
+#: A command's message follows the ping.
+ID = MessageId("2")
+DIGEST = "5e884898"
+TURNS = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[DaemonThread]:
+    with DaemonThread(f"ipc://{tmp_path}/s", role="admin") as thread:
+        yield thread
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    """What stands for a file's name in a command line → its path."""
+    contents = {
+        "TEXT": "hello",
+        "IDS": "[1, 2,3]\n",
+        "BARE": " 1 2\n3 ",
+        "NO_IDS": "1 two",
+        "TURNS": json.dumps(TURNS),
+        "NO_TURNS": '{"role": "user"}',
+        "NO_JSON": "hello",
+        "ROBOT": '[{"role": "robot", "content": "x"}]',
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    return {name: str(tmp_path / name) for name in contents}
+
+
+def run(daemon: DaemonThread, files: dict[str, str], line: str) -> int:
+    words = [files.get(word, word) for word in line.split()]
+    return main([*words, "--endpoint", daemon.endpoint])
+
+
+@pytest.mark.parametrize(
+    ("line", "request_sent"),
+    [
+        ("list", ListEntries(ID)),
+        ("list --limit 5 --offset 7 --tenant a", ListEntries(ID, limit=5, offset=7, tenant="a")),
+        ("evict --all", Evict(ID, all=True)),
+        ("evict --blocks 3 --tenant a", Evict(ID, max_blocks=3, tenant="a")),
+        (f"evict --digest {DIGEST}", Evict(ID, digest=DIGEST)),
+        ("evict --idle 2h", Evict(ID, idle_s=7200.0)),
+        ("evict --idle 0", Evict(ID, idle_s=0.0)),
+        (f"pin {DIGEST}", Pin(ID, digest=DIGEST)),
+        (f"pin {DIGEST} --tenant a", Pin(ID, digest=DIGEST, tenant="a")),
+        (f"lease {DIGEST} --ttl 600", Pin(ID, digest=DIGEST, ttl_s=600.0)),
+        (f"lease {DIGEST} --ttl 10m --tenant a", Pin(ID, digest=DIGEST, ttl_s=600.0, tenant="a")),
+        (f"unpin {DIGEST} --tenant a", Unpin(ID, digest=DIGEST, tenant="a")),
+        ("explain TEXT", Explain(ID, prompt="hello")),
+        ("explain TEXT --tenant a", Explain(ID, prompt="hello", tenant="a")),
+        ("explain TEXT --prefix-id p", Explain(ID, prompt="hello", prefix_id=PrefixName("p"))),
+        ("explain --ids IDS", Explain(ID, prompt_ids=(1, 2, 3))),
+        ("explain BARE --ids", Explain(ID, prompt_ids=(1, 2, 3))),
+        (
+            "explain --messages TURNS",
+            Explain(ID, messages=(ChatMessage("system", "s"), ChatMessage("user", "u"))),
+        ),
+        ("register TEXT", Register(ID, text="hello")),
+        ("warm TEXT", Generate(ID, prompt="hello", max_tokens=1, temperature=0, stream=False)),
+        ("stats", GetStats(ID)),
+    ],
+)
+def test_each_option_reaches_the_daemon(
+    daemon: DaemonThread, files: dict[str, str], line: str, request_sent: AnyRequest, capsys: Output
+) -> None:
+    assert run(daemon, files, line) == 0
+    assert daemon.daemon.requests[1:] == [request_sent]
+    out, err = capsys.readouterr()
+    assert (out != "", err) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("explain", "give either a file or --messages"),
+        ("explain TEXT --messages TURNS", "give either a file or --messages"),
+        ("explain --ids --messages TURNS", "--ids is about a file, not about --messages"),
+        ("explain --ids NO_IDS", "NO_IDS holds something else than token ids"),
+        ("explain --messages NO_TURNS", "NO_TURNS is not a JSON list of turns: Expected `array`"),
+        ("explain --messages NO_JSON", "NO_JSON is not a JSON list of turns: JSON is malformed"),
+        ("explain --messages ROBOT", "messages: Invalid enum value 'robot'"),
+        ("explain --messages TURNS --prefix-id p", "`prefix_id` cannot be given together with"),
+        ("warm /nowhere", "/nowhere: No such file or directory"),
+    ],
+)
+def test_a_wrong_command_line_sends_nothing(
+    daemon: DaemonThread, files: dict[str, str], line: str, complaint: str, capsys: Output
+) -> None:
+    assert run(daemon, files, line) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert complaint in err
+    assert len(daemon.daemon.requests) == 1
+
+
+def test_a_report_is_a_sentence_or_a_json_object(
+    daemon: DaemonThread, files: dict[str, str], capsys: Output
+) -> None:
+    assert run(daemon, files, "explain TEXT") == 0
+    assert capsys.readouterr().out == "cached 0 of 9 tokens: nothing cached begins like it\n"
+    assert run(daemon, files, "explain TEXT --json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "prompt_tokens": 9,
+        "cached_tokens": 0,
+        "cache": {"reason": "cold", "diverged_at": None, "nearest_tokens": None, "detail": ""},
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: str(command.name))
+def test_the_manual_of_each_command_is_its_docstring(
+    command: object, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as caught:
+        main([str(getattr(command, "name", "")), "--help"])
+    assert caught.value.code == 0
+    said = capsys.readouterr().out
+    assert (command.__doc__ or "").splitlines()[0] in said
+    assert "rtcache-admin" in said.partition("example")[2]
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0", 0), ("600", 600), ("1.5", 1.5), ("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400)],
+)
+def test_durations(text: str, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "m", "-1", "1 m", "1w", "1e3", "inf", "nan", "1.", "١"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a duration"):
+        seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0.0 KiB"),
+        (1024**2 - 1, "1024.0 KiB"),
+        (1024**2, "1.0 MiB"),
+        (1024**3 - 1, "1024.0 MiB"),
+        (1024**3, "1.0 GiB"),
+        (5 * 1024**4, "5120.0 GiB"),
+    ],
+)
+def test_sizes(num_bytes: int, text: str) -> None:
+    assert size(num_bytes) == text

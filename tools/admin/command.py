@@ -1,0 +1,76 @@
+"""What every command of the admin tool has in common.
+
+`add_flags` and `run` are the two halves of a command: what is asked of the user, what is asked of
+the daemon and how the reply is shown. A command returns its reply as plain data (what `--json`
+prints); its docstring is the manual.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, ClassVar, Protocol
+
+import msgspec
+from rich.console import Console
+
+from ipc.sync_client import Client
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)\Z", re.ASCII)
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Command(Protocol):
+    """What `main` needs of a command."""
+
+    name: ClassVar[str]
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]: ...
+
+
+def add_tenant(parser: argparse.ArgumentParser, *, default: str | None) -> None:
+    """The flag `--tenant`; without it the default tenant ("") or all of them (None)."""
+    words = "all tenants" if default is None else "the default tenant"
+    parser.add_argument(
+        "--tenant", metavar="NAME", default=default, help=f"whose (without: {words})"
+    )
+
+
+def seconds(text: str) -> float:
+    """A duration such as 600, 90s, 10m, 2h or 1d, in seconds.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    match = _DURATION.match(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected a duration such as 600, 10m or 2h, got {text}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def size(num_bytes: int) -> str:
+    """Device memory, for people."""
+    for unit, word in ((1024**3, "GiB"), (1024**2, "MiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {word}"
+    return f"{num_bytes / 1024:.1f} KiB"
+
+
+def say(out: Console, text: str) -> None:
+    """One line for people, whole: nothing in it is broken, or taken for markup."""
+    out.print(text, soft_wrap=True, markup=False)
+
+
+def plain(reply: msgspec.Struct) -> dict[str, Any]:
+    """A reply's fields, all of them, without the wire's own `id`."""
+    fields: dict[str, Any] = {
+        name: _plain(getattr(reply, name)) for name in reply.__struct_fields__ if name != "id"
+    }
+    return fields
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return plain(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
