@@ -166,9 +166,17 @@ def test_environment_gives_options(null_bundle: Path, tmp_path: Path):
     assert ["cache.cache_capacity", '""', "default"] in rows
 
 
-def test_a_cap_above_the_pool_warns_and_caps(null_bundle: Path):
-    with DaemonProcess(null_bundle, "sim:0", cache_cache_capacity="1.5") as daemon:
+def test_a_cap_above_the_pool_and_too_little_device_memory_are_warned_of(null_bundle: Path):
+    options = {"cache_cache_capacity": "1.5", "device_low_memory_mb": "8193"}  # of 8 GiB
+    with DaemonProcess(null_bundle, "sim:0", **options) as daemon:
         warning = daemon.wait_for("cache_capacity_capped")
         assert (warning["level"], warning["asked_gb"]) == ("warning", 1.5)
+        assert daemon.wait_for("device_memory_low")["low_mib"] == 8193
         with Client(daemon.admin_endpoint) as admin:
-            assert admin.stats()["pool"]["num_blocks"] == 127
+            stats = admin.stats()
+        assert stats["pool"]["num_blocks"] == 127
+        assert stats["device"]["memory"]["is_low"]
+        assert [text.partition(" MiB ")[2] for text in stats["warnings"]] == [
+            "of device memory are free, less than device.low_memory_mb = 8193: the KV pool is not "
+            "what grows, another process may be"
+        ]
