@@ -191,7 +191,7 @@ def _kinds(bundle: Path, needed_blocks: int, *, has_deterministic: bool) -> list
     kinds = [
         Kind("off", "cache off", {"cache_enable": "false"}),
         Kind("on", "cache on", {}),
-        Kind("half", "half the memory", {"cache_cache_capacity": f"{half_gb:.9f}"}),
+        Kind("half", "half memory", {"cache_cache_capacity": f"{half_gb:.9f}"}),
     ]
     if has_deterministic:
         kinds.append(Kind("deterministic", "deterministic", {"cache_deterministic": "true"}))
