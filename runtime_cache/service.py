@@ -57,8 +57,6 @@ class Facts(AdminFacts, Protocol):
     """What the daemon can tell of itself; asked for by `info`, `list` and `stats`."""
 
     @property
-    def block_size(self) -> int: ...
-    @property
     def digest(self) -> str: ...
     @property
     def is_caching(self) -> bool: ...
@@ -373,14 +371,12 @@ class Service:
         if answer.prefix_id is None or work.prompt is None:
             return replies.cancelled(work.message.id)
         self._intakes[work.tenant].prefixes[answer.prefix_id] = work.prompt.tokens
-        usage = answer.usage
-        num_blocks = -(-usage.prompt_tokens // self._facts.block_size)
         return wire.Registered(
             id=work.message.id,
             prefix_id=wire.PrefixName(answer.prefix_id),
-            num_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            num_bytes=num_blocks * self._facts.bytes_per_block,
+            num_tokens=answer.usage.prompt_tokens,
+            cached_tokens=answer.usage.cached_tokens,
+            num_bytes=answer.num_kept_blocks * self._facts.bytes_per_block,
         )
 
     def _remember(self, work: Work) -> None:

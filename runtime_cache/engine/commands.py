@@ -43,6 +43,7 @@ class FinishRequest:
         text: the rest of the text that was still held back.
         stop: the stop string or the text of the token id that ended the answer, if one did.
         prefix_id: for `registered` only.
+        num_kept_blocks: for `registered` only: the blocks that hold what is kept of the prefix.
     """
 
     request_id: RequestId
@@ -51,6 +52,7 @@ class FinishRequest:
     usage: Usage
     stop: str | None = None
     prefix_id: PrefixId | None = None
+    num_kept_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

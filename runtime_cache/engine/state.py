@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from runtime_cache.cache.manager import CacheManager
+from runtime_cache.cache.results import Keep
 from runtime_cache.engine import questions
 from runtime_cache.engine.admission import Admission
 from runtime_cache.engine.commands import (
@@ -55,7 +56,7 @@ from runtime_cache.errors import (
     RequestError,
     RuntimeCacheError,
 )
-from runtime_cache.ids import RequestId, StepId, TenantName
+from runtime_cache.ids import PrefixId, RequestId, StepId, TenantName
 
 _NO_TEXT = StopResult("")
 
@@ -345,11 +346,12 @@ class EngineState:
         prefix_id = sequence.request.prefix_id
         if prefix_id is None:
             raise InternalError(f"nothing to compute: {sequence.story()}")
-        if sequence.cache.register(prefix_id, sequence.blocks()) is None:
+        keep = sequence.cache.register(prefix_id, sequence.blocks())
+        if keep is None:
             self._fail(sequence, questions.full(sequence.cache))
             return
         self._counters.registered += 1
-        self._finish(sequence, "registered", _NO_TEXT)
+        self._finish(sequence, "registered", _NO_TEXT, keep)
 
     def _fail_stuck(self, sequence: Sequence) -> None:
         cache = sequence.cache
@@ -368,7 +370,13 @@ class EngineState:
         error = CapacityError(sentence, retry_after_ms=retry_after_ms)
         self._out.append(_failure(sequence.request.request_id, error))
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, rest: StopResult) -> None:
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        rest: StopResult,
+        keep: Keep | None = None,
+    ) -> None:
         self._retire(sequence)
         self._out.append(
             FinishRequest(
@@ -377,7 +385,8 @@ class EngineState:
                 text=rest.text,
                 usage=sequence.usage(self._now_s),
                 stop=rest.stop if reason == "stop" else None,
-                prefix_id=sequence.request.prefix_id if reason == "registered" else None,
+                prefix_id=None if keep is None else PrefixId(keep.name),
+                num_kept_blocks=0 if keep is None else len(keep.blocks),
             )
         )
 

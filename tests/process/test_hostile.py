@@ -60,11 +60,19 @@ def client(daemon: DaemonProcess) -> Iterator[RawClient]:
         yield raw
 
 
+@pytest.fixture
+def operator(daemon: DaemonProcess) -> Iterator[RawClient]:
+    with RawClient(daemon.admin_endpoint) as raw:
+        yield raw
+
+
 def settle(admin: Client) -> None:
-    """Wait until no request is in work, and give up what is registered."""
-    for entry in admin.list().entries:
+    """Wait until no request is in work, and give up what is kept."""
+    for entry in admin.list(limit=1000).entries:
         if entry.prefix_id is not None:
             admin.release(entry.prefix_id)
+        elif entry.kept:
+            admin.unpin(entry.digest)
     wait_until_idle(admin)
 
 
@@ -120,6 +128,164 @@ def test_messages_that_are_none(
     assert client.ask(type="ping", id="next")["type"] == "pong"
 
 
+GOLDEN = Path(__file__).parent.parent / "golden" / "wire"
+
+
+@pytest.mark.parametrize("role", ["user", "admin"])
+def test_every_request_there_is_gets_one_last_reply(daemon: DaemonProcess, role: str):
+    endpoint = daemon.endpoint if role == "user" else daemon.admin_endpoint
+    requests = [json.loads(path.read_bytes()) for path in sorted(GOLDEN.glob("request.*.json"))]
+    with RawClient(endpoint) as client:
+        for number, request in enumerate(requests):
+            client.send(**request | {"id": f"{number}"})
+        finals = [client.last_reply() for _ in requests]
+        assert client.ask(type="ping", id="end")["type"] == "pong"
+        assert client.rest() == []
+    assert {final["id"] for final in finals} == {str(number) for number in range(len(requests))}
+
+
+#: What would let a client of the users' socket choose whose cache it uses, or what its key is.
+CHOICES = ["tenant", "salt", "cache_salt", "extra_key", "namespace", "adapter"]
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("role", ["user", "admin"])
+def test_nobody_chooses_a_tenant_or_a_salt_for_an_answer(
+    daemon: DaemonProcess, role: str, name: str
+):
+    endpoint = daemon.endpoint if role == "user" else daemon.admin_endpoint
+    turns = [{"role": "user", "content": "x"}]
+    with RawClient(endpoint) as client:
+        for request in (
+            {"type": "generate", "prompt": "x"},
+            {"type": "chat", "messages": turns},
+            {"type": "register", "text": "x"},
+            {"type": "release", "prefix_id": "p-1"},
+            {"type": "tokenize", "text": "x"},
+        ):
+            reply = client.ask(id="a", **request, **{name: "team-a"})
+            assert (reply["code"], reply["retryable"]) == ("invalid_request", False)
+            assert reply["message"] == f"`{name}`: there is no such field in this message"
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "list"},
+        {"type": "evict", "all": True},
+        {"type": "pin", "digest": "0" * 64},
+        {"type": "unpin", "digest": "0" * 64},
+        {"type": "explain", "prompt": "x"},
+        {"type": "explain", "prompt_ids": [1], "tenant": ""},
+        {"type": "stats"},
+    ],
+)
+def test_what_users_may_not_ask(client: RawClient, fields: dict[str, Any]):
+    reply = client.ask(id="a", **fields)
+    assert (reply["type"], reply["id"], reply["code"]) == ("error", "a", "forbidden")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "message"),
+    [
+        ({"type": "pin", "digest": "f" * 4_000_000}, "invalid_request", "at most 64 characters"),
+        ({"type": "pin", "digest": "0" * 7}, "invalid_request", "at least 8 characters"),
+        ({"type": "pin", "digest": "../../et"}, "invalid_request", "hexadecimal"),
+        ({"type": "pin", "digest": "0" * 64}, "unknown_entry", "0000"),
+        ({"type": "pin", "digest": "0" * 64, "ttl_s": -1}, "invalid_request", "`ttl_s`"),
+        ({"type": "pin", "digest": "0" * 64, "ttl_s": 1e308}, "invalid_request", "≤ 31536000"),
+        ({"type": "pin", "digest": "0" * 64, "kept": True}, "invalid_request", "no such field"),
+        ({"type": "unpin", "digest": "0" * 64}, "unknown_entry", "0000"),
+        ({"type": "unpin", "digest": 0}, "invalid_request", "expected text, got 0"),
+        ({"type": "evict"}, "invalid_request", "exactly one of"),
+        ({"type": "evict", "all": True, "digest": "0" * 64}, "invalid_request", "exactly one"),
+        ({"type": "evict", "digest": "0" * 64}, "unknown_entry", "0000"),
+        ({"type": "evict", "idle_s": -0.5}, "invalid_request", "expected a number ≥ 0"),
+        ({"type": "evict", "all": True, "tenant": "x" * 65}, "invalid_request", "at most 64"),
+        ({"type": "evict", "all": True, "tenant": "x"}, "invalid_request", "no tenant 'x'"),
+        ({"type": "list", "offset": 2**31}, "invalid_request", "≤ 2147483647"),
+        ({"type": "list", "tenant": "\0"}, "invalid_request", "visible ASCII"),
+        ({"type": "explain"}, "invalid_request", "exactly one of"),
+        ({"type": "explain", "prompt": ""}, "invalid_request", "the prompt is empty"),
+        ({"type": "explain", "prompt": "x" * 5_000_000}, "too_large", "the limit is 4194304"),
+        ({"type": "explain", "prompt_ids": [VOCAB]}, "invalid_request", "vocabulary"),
+        ({"type": "explain", "prompt": "x", "prefix_id": "p-1"}, "unknown_prefix", "`p-1`"),
+        ({"type": "explain", "prompt": "x", "tenant": "x"}, "invalid_request", "no tenant 'x'"),
+        ({"type": "explain", "prompt": "x", "salt": "x"}, "invalid_request", "no such field"),
+        (
+            {"type": "explain", "messages": [{"role": "user", "content": "x"}]},
+            "invalid_request",
+            "no chat template",
+        ),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_questions_that_cannot_be_answered(
+    operator: RawClient, fields: dict[str, Any], code: str, message: str
+):
+    for _ in range(2):
+        reply = operator.ask(id="a", **fields)
+        assert (reply["type"], reply["id"], reply["code"]) == ("error", "a", code)
+        assert message in reply["message"]
+        assert not reply["retryable"]
+
+
+def test_a_prompt_no_model_could_take_is_explained_all_the_same(operator: RawClient):
+    reply = operator.ask(type="explain", id="a", prompt="never " * 20_000)
+    assert (reply["type"], reply["prompt_tokens"]) == ("explained", 120_000)
+    assert reply["cache"]["reason"] == "cold"
+
+
+def test_a_storm_of_explanations(operator: RawClient):
+    texts = ["x" * 10, "x" * 10_000]
+    for number in range(100):
+        operator.send(type="explain", id=f"e{number}", prompt=texts[number % 2])
+        operator.send(type="cancel", id=f"c{number}", target=f"e{number}")
+    replies = [operator.receive() for _ in range(200)]
+    assert len({reply["id"] for reply in replies}) == 200
+    ends = {(reply["type"], reply.get("code")) for reply in replies if reply["id"][0] == "e"}
+    assert ends == {("explained", None), ("error", "cancelled")}
+    assert operator.rest() == []
+
+
+def test_pins_that_come_and_go_while_answers_are_written(
+    admin: Client, client: RawClient, operator: RawClient
+):
+    alone = client.ask(id="alone", prompt="7" * 200, max_tokens=100, stream=False, **GREEDY)
+    entry = admin.list().entries[0]
+    assert entry.num_tokens == 299  # the last token's KV is never needed
+    for number in range(8):
+        client.send(id=f"{number}", prompt="7" * 200, max_tokens=100, stream=False, **GREEDY)
+        for fields in ({"type": "pin", "ttl_s": 60}, {"type": "unpin"}, {"type": "unpin"}):
+            operator.send(id=f"{number}", digest=entry.digest, **fields)
+    pins = Counter(operator.receive()["type"] for _ in range(24))
+    assert pins == {"pinned": 8, "unpinned": 8, "error": 8}
+    answers = [client.receive() for _ in range(8)]
+    assert {tuple(answer["token_ids"]) for answer in answers} == {tuple(alone["token_ids"])}
+
+
+def test_more_pins_than_fit(admin: Client, client: RawClient):
+    admin.evict(all=True)
+    for letter in "pq":
+        client.ask(id=letter, prompt=letter * 2500, max_tokens=1, **GREEDY)
+    first, second = admin.list().entries
+    kept = admin.pin(first.digest)
+    assert kept.num_blocks == 40
+    with pytest.raises(ServerError, match="neither number may exceed 63") as caught:
+        admin.pin(second.digest)
+    assert (caught.value.code, caught.value.retryable) == ("capacity", True)
+    # What is pinned survives what needs the room, and is given up in the end.
+    for letter in "rst":
+        client.ask(id=letter, prompt=letter * 4000, max_tokens=1, **GREEDY)
+    assert first.digest in {entry.digest for entry in admin.list().entries}
+    assert second.digest not in {entry.digest for entry in admin.list().entries}
+    again = client.ask(id="again", prompt="q" * 2500, max_tokens=1, **GREEDY)
+    assert again["usage"]["cached_tokens"] == 2499
+
+
 # --- prompts --------------------------------------------------------------------------------------
 
 
@@ -145,6 +311,9 @@ def test_messages_that_are_none(
             "invalid_request",
             "at most 1024 entries",
         ),
+        ({"prompt": "x", "cache_priority": 101}, "invalid_request", "≤ 100"),
+        ({"prompt": "x", "cache_priority": -1}, "invalid_request", "≥ 0"),
+        ({"prompt": "x", "use_cache": "no"}, "invalid_request", "expected true or false"),
         ({"prompt": "x", "stop": [""]}, "invalid_request", "at least 1"),
         ({"prompt": "x", "stop": ["y" * 257]}, "invalid_request", "at most 256"),
         ({"prompt": "x", "stop": ["y"] * 17}, "invalid_request", "at most 16"),
@@ -293,14 +462,14 @@ def test_a_prefix_that_leaves_no_room(admin: Client):
 def test_more_prefixes_than_fit(admin: Client, client: RawClient):
     kept = admin.register("a" * 4000)
     with pytest.raises(
-        ServerError, match="1 registered prefixes hold 62 blocks; neither number may exceed 63"
+        ServerError, match="1 registrations, pins and leases hold 63 blocks; neither number may"
     ) as caught:
         admin.register("b" * 4000)
     assert caught.value.code == "capacity"
     done = client.ask(id="a", prompt="c" * 2000, max_tokens=3, **GREEDY)
     assert done["finish_reason"] == "length"
     done = client.ask(id="b", prompt="d", prefix_id=kept.prefix_id, max_tokens=3, **GREEDY)
-    assert (done["usage"]["prompt_tokens"], done["usage"]["cached_tokens"]) == (4001, 3968)
+    assert (done["usage"]["prompt_tokens"], done["usage"]["cached_tokens"]) == (4001, 4000)
 
 
 def test_a_released_prefix(admin: Client, client: RawClient):

@@ -165,6 +165,7 @@ class FakeEngine:
         *,
         stop: str | None = None,
         usage: Usage = USAGE,
+        num_kept_blocks: int = 3,
         request_id: RequestId | None = None,
     ) -> None:
         request_id = request_id or self.requests[-1].request_id
@@ -173,7 +174,15 @@ class FakeEngine:
         if prefix_id is not None:
             self.registered.add((last.tenant, prefix_id))
         self._sinks.pop(request_id)(
-            FinishRequest(request_id, reason, text, usage, stop=stop, prefix_id=prefix_id)
+            FinishRequest(
+                request_id,
+                reason,
+                text,
+                usage,
+                stop=stop,
+                prefix_id=prefix_id,
+                num_kept_blocks=0 if prefix_id is None else num_kept_blocks,
+            )
         )
 
     def fail(self, code: str, message: str) -> None:

@@ -484,7 +484,6 @@ def test_a_registered_prefix_is_used_and_given_up() -> None:
     desk = Desk()
     reply = register(desk)
     assert (desk.request.kind, desk.request.prefix_id) == ("register", reply.prefix_id)
-    # 10 tokens take three blocks of four.
     assert (reply.num_tokens, reply.cached_tokens, reply.num_bytes) == (10, 8, 300)
     desk.say(Generate(ID, prompt="x", prefix_id=reply.prefix_id))
     assert desk.prompt == [256, *range(64, 73), 87]
@@ -524,14 +523,14 @@ def test_a_failed_registration_leaves_no_name() -> None:
     assert refused.code == "unknown_prefix"
 
 
-@pytest.mark.parametrize(("num_tokens", "num_bytes"), [(7, 200), (8, 200), (9, 300)])
-def test_a_registration_takes_the_blocks_that_hold_it(num_tokens: int, num_bytes: int) -> None:
+@pytest.mark.parametrize("num_blocks", [0, 1, 3])
+def test_a_registration_takes_the_blocks_that_hold_what_is_kept(num_blocks: int) -> None:
     desk = Desk()
-    desk.say(Register(ID, text="a" * (num_tokens - 1)))
-    desk.engine.finish("registered", usage=replace(USAGE, prompt_tokens=num_tokens))
+    desk.say(Register(ID, text="a"))
+    desk.engine.finish("registered", num_kept_blocks=num_blocks)
     (reply,) = desk.take()
     assert isinstance(reply, Registered)
-    assert (reply.num_tokens, reply.num_bytes) == (num_tokens, num_bytes)
+    assert (reply.num_tokens, reply.num_bytes) == (10, num_blocks * 100)
 
 
 # --- tenants ------------------------------------------------------------------------------------
