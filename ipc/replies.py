@@ -229,7 +229,7 @@ class Registered(Reply, frozen=True, kw_only=True, tag="registered"):
         prefix_id: its name, for `generate` and `release`.
         num_tokens: its length [tokens].
         cached_tokens: those of them that were in the cache already.
-        num_bytes: device memory of the blocks that hold it [bytes].
+        num_bytes: device memory of the blocks that hold what is kept of it [bytes].
     """
 
     prefix_id: PrefixName

@@ -32,9 +32,9 @@ from runtime_cache.cache.results import CacheReason
         (CacheReport("too_short"), 0, "nothing of so short a prompt can be reused"),
         (CacheReport("limit"), 9, "longer prefixes are not kept (cache.max_prefix_length)"),
         (
-            CacheReport("disabled", detail="the request asked for no cache (use_cache)"),
+            CacheReport("disabled", detail="the request says so (use_cache)"),
             0,
-            "caching was disabled because the request asked for no cache (use_cache)",
+            "caching was disabled because the request says so (use_cache)",
         ),
         (CacheReport("disabled"), 0, "caching was disabled"),
         (CacheReport("moon"), 0, "moon"),
