@@ -1,10 +1,11 @@
 """What deterministic mode costs: prompts and answers against the normal mode.
 
-One daemon in each mode, one after the other, on the same bundle. A prompt of
-500 + 50 tokens, first with an empty cache and then once more with the same 500
-and other 50; and answers, one alone and eight at once. The ceiling is the
-normal mode. Deterministic mode reuses whole chunks only, runs every prompt in
-one gear and every answer in another, and never answers two in one step.
+One daemon in each mode, on the same bundle, asked in turn. A prompt of 500 + 50
+tokens, first with an empty cache and then once more with the same 500 and other
+50; and answers, one alone and eight at once. Costs are medians over pairs of
+runs, one in each mode, next to each other; the ceiling is 1. Deterministic mode
+reuses whole chunks only, runs every prompt in one gear and every answer in
+another, and never answers two in one step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from tools.bench.prompts import Prompts
 from tools.bench.stage import median, positive, spread
 from tools.daemon_process import DaemonProcess
 
-MODES = {"normal": "false", "deterministic": "true"}
+MODES = ("normal", "deterministic")
+#: What one run measures, by name: normal, deterministic.
+Pair = tuple[dict[str, float], dict[str, float]]
 #: Of the prompts whose answers are timed: one step to prefill, whatever the gears.
 SHORT_TOKENS = 16
 
@@ -39,7 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="bundle to serve (the one `make demo` makes)",
     )
     parser.add_argument("--device", default="sim:0", help="device (sim:0)")
-    parser.add_argument("--runs", type=positive, default=5, help="runs in each mode (5)")
+    parser.add_argument("--runs", type=positive, default=5, help="pairs of runs (5)")
     parser.add_argument(
         "--shared-tokens", type=positive, default=500, help="prompt tokens that both have (500)"
     )
@@ -53,62 +56,64 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Console) -> dict[str, Any]:
-    """Measure; keys end in the mode, and the costs are normal to deterministic."""
-    rows = {mode: _measure(mode, args, out) for mode in MODES}
+    """Measure; keys end in the mode, or in `cost`: so many times the normal mode's."""
+    out.print("ceiling: a cost of 1")
+    with (
+        DaemonProcess(args.bundle, args.device, cache_deterministic="false") as normal,
+        DaemonProcess(args.bundle, args.device, cache_deterministic="true") as deterministic,
+    ):
+        rows = _measure((normal, deterministic), args, out)
     result: dict[str, Any] = {
         "device": args.device,
         "bundle": str(args.bundle),
         "runs": args.runs,
         "at_once": args.at_once,
     }
-    for mode, runs in rows.items():
-        result |= {f"{name}_{mode}": median([row[name] for row in runs]) for name in runs[0]}
-    for name in rows["normal"][0]:
-        result[f"{name}_cost"] = round(
-            result[f"{name}_deterministic"] / result[f"{name}_normal"], 3
-        )
+    for name in rows[0][0]:
+        for place, mode in enumerate(MODES):
+            result[f"{name}_{mode}"] = median([pair[place][name] for pair in rows])
+        result[f"{name}_cost"] = median([pair[1][name] / pair[0][name] for pair in rows])
     _show(rows, result, out)
     return result
 
 
-def _show(rows: dict[str, list[dict[str, float]]], result: dict[str, Any], out: Console) -> None:
-    table = Table("min … median … max", *rows, "cost")
-    for name in rows["normal"][0]:
-        spreads = [spread([row[name] for row in runs]) for runs in rows.values()]
-        table.add_row(name, *spreads, f"× {result[f'{name}_cost']:.2f}")
+def _show(rows: list[Pair], result: dict[str, Any], out: Console) -> None:
+    table = Table("min … median … max", *MODES, "cost")
+    for name in rows[0][0]:
+        spreads = [spread([pair[place][name] for pair in rows]) for place in range(len(MODES))]
+        table.add_row(name, *spreads, f"{result[f'{name}_cost']:.2f}")
     out.print(table)
 
 
-def _measure(mode: str, args: argparse.Namespace, out: Console) -> list[dict[str, float]]:
-    """All runs in one mode, after one to warm up."""
-    rows = []
-    with (
-        DaemonProcess(args.bundle, args.device, cache_deterministic=MODES[mode]) as daemon,
-        Client(daemon.admin_endpoint, timeout_s=60) as admin,
-        out.status(f"{mode}: warming up") as status,
-    ):
-        bench = _ModeBench(daemon, admin, args)
-        bench.row()
+def _measure(
+    daemons: tuple[DaemonProcess, DaemonProcess], args: argparse.Namespace, out: Console
+) -> list[Pair]:
+    """Pairs of runs, after one to warm up."""
+    normal, deterministic = (_ModeBench(daemon, args) for daemon in daemons)
+    with out.status("warming up") as status:
+        normal.row(), deterministic.row()
+        rows = []
         for number in range(1, args.runs + 1):
-            status.update(f"{mode}: run {number} of {args.runs}")
-            rows.append(bench.row())
+            status.update(f"measuring, pair {number} of {args.runs}")
+            rows.append((normal.row(), deterministic.row()))
     return rows
 
 
 class _ModeBench:
     """One daemon, and the prompts it is sent: the same in both modes."""
 
-    def __init__(self, daemon: DaemonProcess, admin: Client, args: argparse.Namespace) -> None:
+    def __init__(self, daemon: DaemonProcess, args: argparse.Namespace) -> None:
         self._daemon = daemon
-        self._admin = admin
         self._args = args
         self._random = np.random.default_rng(0)
-        self._vocab_size = admin.info().vocab_size
+        with Client(daemon.endpoint, timeout_s=60) as client:
+            self._vocab_size = client.info().vocab_size
 
     def row(self) -> dict[str, float]:
         """Milliseconds to the first token, cold and hit, and per answered token, alone and not."""
         args = self._args
-        self._admin.evict(all=True)
+        with Client(self._daemon.admin_endpoint, timeout_s=60) as admin:
+            admin.evict(all=True)
         shared = self._tokens(1, args.shared_tokens)
         cold, hit = (
             np.concatenate([shared, self._tokens(1, args.own_tokens)], axis=1) for _ in range(2)
@@ -122,7 +127,7 @@ class _ModeBench:
 
     def _token_ms(self, num_answers: int) -> float:
         """Milliseconds per answered token, of all answers together."""
-        num_tokens = num_answers * self._args.answer_tokens
+        num_tokens: int = num_answers * self._args.answer_tokens
         prompts = self._tokens(num_answers, SHORT_TOKENS)
         return self._duration_ms(prompts, self._args.answer_tokens) / num_tokens
 
