@@ -21,6 +21,7 @@ from ipc.messages import (
     Pin,
     PrefixName,
     Register,
+    Registered,
     Unpin,
 )
 from tests.support.ipc_daemon import DaemonThread
@@ -138,6 +139,27 @@ def test_a_report_is_a_sentence_or_a_json_object(
         "cached_tokens": 0,
         "cache": {"reason": "cold", "diverged_at": None, "nearest_tokens": None, "detail": ""},
     }
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "kept"),
+    [(0, "nothing of so short a prefix is kept"), (2048, "2.0 KiB are kept")],
+)
+def test_a_registration_says_what_it_holds(
+    daemon: DaemonThread,
+    files: dict[str, str],
+    num_bytes: int,
+    kept: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Output,
+) -> None:
+    reply = Registered(
+        ID, prefix_id=PrefixName("p-1"), num_tokens=3, cached_tokens=1, num_bytes=num_bytes
+    )
+    monkeypatch.setattr("ipc.sync_client.Client.register", lambda *_: reply)
+    assert run(daemon, files, "register TEXT") == 0
+    said = f"p-1: 3 tokens, 1 of them were cached already; {kept}\n"
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: str(command.name))

@@ -34,10 +34,13 @@ class Register:
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
         reply = client.register(read_text(args.file))
+        kept = f"{size(reply.num_bytes)} are kept"
+        if not reply.num_bytes:
+            kept = "nothing of so short a prefix is kept"
         say(
             out,
             f"{reply.prefix_id}: {reply.num_tokens} tokens, {reply.cached_tokens} of them were "
-            f"cached already; {size(reply.num_bytes)} are kept",
+            f"cached already; {kept}",
         )
         return plain(reply)
 
