@@ -8,12 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
+from safetensors.numpy import save_file
 
 from om_models.convert import convert
 from om_models.plan import ConvertOptions
 from runtime_cache.aclsim import faults, inspect
 from runtime_cache.llm import LLM, PrefixCachingConfig
-from tests.support.tiny import Silent, tiny_spec, write_checkpoint
+from tests.support.tiny import (
+    BYTE_VOCAB,
+    EOS,
+    Silent,
+    random_weights,
+    tiny_spec,
+    write_checkpoint,
+)
 
 BLOCK = 4
 #: Begins with `<s>` as the model's texts do; one line a turn.
@@ -25,18 +33,35 @@ TEMPLATE = (
 OPTIONS = ConvertOptions(
     target="sim", kv_tokens=4096, gears="prefill=32,128@128,768 decode=1,4@128,768"
 )
+_SPEC = tiny_spec(max_position=768)
+#: Token ids of `!` to `~`, with which the vocabulary begins.
+_PRINTABLE = range(94)
 #: A greedy answer of four tokens, whatever they are.
 FOUR = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
 
 def make_talking_bundle(directory: Path) -> Path:
     """A tiny Llama with a chat template and a context of 768 tokens; takes three seconds."""
-    checkpoint = write_checkpoint(directory / "checkpoint", tiny_spec(max_position=768))
+    return _convert(write_checkpoint(directory / "checkpoint", _SPEC), directory / "bundle")
+
+
+def make_brief_bundle(directory: Path) -> Path:
+    """The same, but its answers are a few printable characters: all other tokens end them."""
+    checkpoint = write_checkpoint(directory / "checkpoint", _SPEC)
+    weights = random_weights(_SPEC)
+    weights["model.embed_tokens.weight"][_PRINTABLE] *= 2  # else most answers were empty
+    save_file(weights, checkpoint / "model.safetensors")
+    ends = [EOS, *sorted(set(range(BYTE_VOCAB)) - {*_PRINTABLE})]
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}), "utf-8")
+    return _convert(checkpoint, directory / "bundle")
+
+
+def _convert(checkpoint: Path, bundle: Path) -> Path:
     path = checkpoint / "tokenizer_config.json"
     settings = json.loads(path.read_text("utf-8")) | {"chat_template": TEMPLATE}
     path.write_text(json.dumps(settings), "utf-8")
-    convert(str(checkpoint), directory / "bundle", OPTIONS, Silent())
-    return directory / "bundle"
+    convert(str(checkpoint), bundle, OPTIONS, Silent())
+    return bundle
 
 
 def open_llm(bundle: Path, caching: PrefixCachingConfig | None = None, **options: object) -> LLM:
