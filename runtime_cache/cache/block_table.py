@@ -41,6 +41,7 @@ class BlockTable:
         num_hit_tokens: tokens whose KV was there when the request was admitted, those of `copy`
             included.
         copy: what is still to be copied; goes into the block that `num_hit_tokens` ends in.
+        copied_from: the node that `copy` was or is of; None for no copy.
         tail: the node that holds the tokens behind the last full block, if the last commit asked.
         is_caching: whether what it computes may enter the cache.
         priority: of the blocks it commits.
@@ -54,6 +55,7 @@ class BlockTable:
         "_offsets",
         "block_size",
         "blocks",
+        "copied_from",
         "copy",
         "is_caching",
         "num_committed",
@@ -70,6 +72,7 @@ class BlockTable:
         self.num_committed = 0
         self.num_hit_tokens = 0
         self.copy: BlockCopy | None = None
+        self.copied_from: PrefixNode | None = None
         self.tail: PrefixNode | None = None
         self.is_caching = True
         self.priority = DEFAULT_PRIORITY

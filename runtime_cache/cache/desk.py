@@ -9,7 +9,7 @@ from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.prefix_index import PrefixNode
 from runtime_cache.cache.results import CacheEntry, Evicted, Keep
 from runtime_cache.errors import InvalidRequest, UnknownEntry
-from runtime_cache.ids import BlockHash
+from runtime_cache.ids import BlockHash, BlockId
 
 _DIGEST_CHARS = 64
 
@@ -21,15 +21,16 @@ def entries(
 
     Registrations of which nothing is kept come last.
     """
-    keeps: dict[str, list[Keep]] = {}
+    keeps: dict[BlockId | None, list[Keep]] = {}
     for keep in cache.keeps:
-        keeps.setdefault(keep.digest, []).append(keep)
-    nodes = [n for n in cache.index if not n.children or n.digest.hex() in keeps]
-    empty = [_empty_entry(keep) for keep in keeps.get("", ())]
+        end = _end(cache, keep)
+        keeps.setdefault(None if end is None else end.block, []).append(keep)
+    nodes = [n for n in cache.index if not n.children or n.block in keeps]
+    empty = [_empty_entry(keep) for keep in keeps.get(None, ())]
     total = len(nodes) + len(empty)
     stop = total if limit is None else offset + limit
     newest = heapq.nlargest(stop, nodes, key=lambda node: node.last_used_s)
-    listed = [_entry(cache, node, tuple(keeps.get(node.digest.hex(), ()))) for node in newest]
+    listed = [_entry(cache, node, tuple(keeps.get(node.block, ()))) for node in newest]
     return (listed + empty)[offset:stop], total
 
 
@@ -68,8 +69,15 @@ def unpin(cache: CacheManager, digest: str) -> Keep:
         UnknownEntry: nothing of that digest is pinned.
         InvalidRequest: several are. In both cases nothing has changed.
     """
-    names = [keep.name for keep in cache.keeps if keep.kind != "registration"]
-    keep = cache.keeps.pop("pin", _only(digest, [n for n in names if n.startswith(digest)]))
+    pins = [keep for keep in cache.keeps if keep.kind != "registration"]
+    found = {keep.name for keep in pins if keep.name.startswith(digest)}
+    if not found:
+        # Its last block may have got more tokens since.
+        ends = ((keep.name, _end(cache, keep)) for keep in pins)
+        found = {
+            name for name, end in ends if end is not None and end.digest.hex().startswith(digest)
+        }
+    keep = cache.keeps.pop("pin", _only(digest, sorted(found)))
     cache.give_up(keep)
     if keep is None:
         raise UnknownEntry(f"no pin or lease `{digest}`")
@@ -138,6 +146,15 @@ def _below(node: PrefixNode) -> Iterator[PrefixNode]:
         order.append(top := stack.pop())
         stack.extend(top.children or ())
     return reversed(order)
+
+
+def _end(cache: CacheManager, keep: Keep) -> PrefixNode | None:
+    """Where a keep ends: its last block that is still cached; None if there is none.
+
+    That block may have more tokens now than when it was kept; or a failed step took it away.
+    """
+    nodes = (cache.index.node_of(block) for block in reversed(keep.blocks))
+    return next((node for node in nodes if node is not None), None)
 
 
 def _only(digest: str, found: list[str]) -> str:

@@ -19,6 +19,7 @@ What an operator does with the cache (pins, lists, evictions) is in `desk`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from runtime_cache.cache.block_pool import BlockPool
 from runtime_cache.cache.block_table import BlockCopy, BlockTable
@@ -190,7 +191,7 @@ class CacheManager:
             The request's table, or None if there are too few blocks; then nothing has changed.
         """
         match = best = self.match(chain, max_hit_tokens) if is_caching else _NO_MATCH
-        if match.source is not None and not self._has_room(match, num_tokens):
+        while match.source is not None and not self._has_room(match, num_tokens):
             # The block to copy from may be the very one that is missing.
             match = self.match(chain, len(match.nodes) * self.block_size)
         if not self._has_room(match, num_tokens):
@@ -203,6 +204,10 @@ class CacheManager:
         if is_caching and not is_retry:
             self._count_match(match, num_tokens, max_hit_tokens)
             table.report = self._report(best, chain, max_hit_tokens)
+            if match is not best:
+                table.report = replace(
+                    table.report, cached_tokens=match.num_tokens, reason="evicted"
+                )
         self._take_match(table, match)
         self._append_new(table, self.num_blocks_for(num_tokens) - len(match.nodes))
         return table
@@ -212,6 +217,7 @@ class CacheManager:
         if table.copy is not None:
             copy, table.copy = table.copy, None
             self._release_blocks((copy.source,))
+            self._trim()
 
     def reserve(self, table: BlockTable, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens in all.
@@ -272,8 +278,8 @@ class CacheManager:
         the step may still be writing.
 
         Args:
-            is_all_suspect: its full blocks are not to be reused either. Those that others hold, or
-                that others' blocks continue, stay.
+            is_all_suspect: its full blocks are not to be reused either, nor the one it has copied
+                from. Those that others hold, or that others' blocks continue, stay.
         """
         blocks = tuple(table.blocks)
         self.counters.dropped_blocks += len(blocks) - table.num_committed
@@ -283,7 +289,7 @@ class CacheManager:
                 self.index.remove(node)
         self.release(table)
         if is_all_suspect:
-            self._forget(blocks)
+            self._forget((*map(self.index.node_of, blocks), table.copied_from))
 
     # -- registered prefixes ------------------------------------------------------------------
 
@@ -356,8 +362,8 @@ class CacheManager:
         counters.queried_tokens += num_tokens
         counters.hit_tokens += match.num_tokens
         counters.copied_tokens += match.num_tokens - len(match.nodes) * self.block_size
-        if self.policy.grid_tokens > 1:
-            counters.rounded_tokens += min(match.num_common, max_hit_tokens) - match.num_tokens
+        num_reusable = self.policy.within_limit(min(match.num_common, max_hit_tokens))
+        counters.rounded_tokens += num_reusable - self.policy.on_grid(num_reusable)
         last = match.source or (match.nodes[-1] if match.nodes else None)
         if last is not None:
             counters.reuses += 1
@@ -373,6 +379,7 @@ class CacheManager:
             num_rows = match.num_tokens - len(match.nodes) * self.block_size
             self._reuse(match.source, table.priority)
             table.copy = BlockCopy(match.source.block, num_rows)
+            table.copied_from = match.source
 
     def _reuse(self, node: PrefixNode, priority: int) -> None:
         self._hold(node.block)
@@ -435,7 +442,7 @@ class CacheManager:
         else:
             self.index.grow(node, digest, tokens)
         if shorter is not None and shorter is not node and shorter.rank is not None:
-            self._supersede(shorter)
+            self._supersede(shorter, node)
         node.last_used_s = self.now_s
         return node
 
@@ -466,21 +473,21 @@ class CacheManager:
             node = self.index.node_of(block)
             if node is None:
                 self.pool.free(block)
-            elif self.index.children_of(node.parent).superseding(node) is None:
+                continue
+            longer = self.index.children_of(node.parent).superseding(node)
+            if longer is None:
                 self.index.parked.park(node)
             else:
-                self._supersede(node)
+                self._supersede(node, longer)
 
-    def _forget(self, blocks: tuple[BlockId, ...]) -> None:
-        """Take a released chain out of the cache, tail first, as far as it is nobody else's."""
-        for block in reversed(blocks):
-            node = self.index.node_of(block)
-            if node is None:
+    def _forget(self, nodes: Iterable[PrefixNode | None]) -> None:
+        """Take what was released out of the cache, last first, as far as it is nobody else's."""
+        for node in reversed(tuple(nodes)):
+            if node is None or not node.is_indexed:
                 continue  # it was never committed, or has been evicted just now
-            if node.children or node.rank is None:
-                return
-            self._remove(node)
-            self.counters.dropped_blocks += 1
+            if node.rank is not None and not node.children:
+                self._remove(node)
+                self.counters.dropped_blocks += 1
 
     # -- eviction -----------------------------------------------------------------------------
 
@@ -499,10 +506,15 @@ class CacheManager:
         self._evicted.add(node)
         self._remove(node)
 
-    def _supersede(self, node: PrefixNode) -> None:
-        """Another block has all the tokens of this one, and goes on."""
+    def _supersede(self, node: PrefixNode, longer: PrefixNode) -> None:
+        """Another block has all the tokens of this one and goes on: it takes over its standing."""
         self._remove(node)
         self.counters.superseded_blocks += 1
+        is_parked = longer.rank is not None
+        self.index.parked.unpark(longer)
+        longer.take_over(node)
+        if is_parked:
+            self.index.parked.park(longer)
 
     def _remove(self, node: PrefixNode) -> None:
         self.index.remove(node)

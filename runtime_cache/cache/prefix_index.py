@@ -35,7 +35,7 @@ class PrefixNode:
         priority: the highest of the requests that used it; the lowest goes first.
         num_hits: how often a request was admitted with this block.
         children: the blocks that directly follow; None for none.
-        earlier: digests it had when it held fewer tokens.
+        earlier: digests it had when it held fewer tokens, and those of blocks it stands for.
         rank: the queue it is parked in; None while someone holds it.
         is_indexed: False once it has left the index.
     """
@@ -68,6 +68,16 @@ class PrefixNode:
             nodes.append(node)
             node = node.parent  # type: ignore[assignment]
         return nodes[::-1]
+
+    def take_over(self, shorter: PrefixNode) -> None:
+        """Stand for a block that held only the beginning of this one's tokens.
+
+        So what was worth keeping stays worth keeping, and a miss can say that it was there.
+        """
+        self.priority = max(self.priority, shorter.priority)
+        self.num_hits = max(self.num_hits, shorter.num_hits)
+        self.last_used_s = max(self.last_used_s, shorter.last_used_s)
+        self.earlier += (*shorter.earlier, shorter.digest)
 
     @property
     def longest_tokens(self) -> int:

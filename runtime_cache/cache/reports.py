@@ -34,6 +34,7 @@ class EvictedDigests:
         """Remember a node, also by what it held when it was shorter."""
         for digest in (*node.earlier, node.digest):
             self._digests[digest] = None
+            self._digests.move_to_end(digest)
         while len(self._digests) > self._max_digests:
             self._digests.popitem(last=False)
 

@@ -173,29 +173,31 @@ class RowPool:
             return
         source, num_tokens = table.copy
         first = source * BLOCK_SIZE
-        rows = [self._rows.get(slot) for slot in range(first, first + num_tokens)]
-        start = table.num_hit_tokens - num_tokens
-        for slot, row in zip(table.slots[start : table.num_hit_tokens].tolist(), rows, strict=True):
-            if row is None:
-                self._rows.pop(slot, None)
-            else:
-                self._rows[slot] = row
+        rows = [self._rows.get(slot, ()) for slot in range(first, first + num_tokens)]
+        end = table.num_hit_tokens
+        self._rows.update(zip(table.slots[end - num_tokens : end].tolist(), rows, strict=True))
 
     def write(self, table: BlockTable, tokens: Sequence[int], start: int, stop: int) -> None:
         """Compute the rows of `tokens[start:stop]`."""
-        for position in range(start, stop):
-            self._rows[int(table.slots[position])] = tuple(tokens[: position + 1])
+        for position, slot in enumerate(table.slots[start:stop].tolist(), start):
+            self._rows[slot] = tuple(tokens[: position + 1])
 
     def spoil(self, table: BlockTable, start: int, stop: int) -> None:
         """A step that failed: these rows hold anything."""
         for slot in table.slots[start:stop].tolist():
-            self._rows.pop(slot, None)
+            self._rows[slot] = ()
 
     def expect(self, table: BlockTable, tokens: Sequence[int], num_tokens: int) -> None:
         """The first `num_tokens` rows of a request are those of its tokens."""
-        for position in range(num_tokens):
-            slot = int(table.slots[position])
-            row = self._rows.get(slot)
-            assert row == tuple(tokens[: position + 1]), (
-                f"row {position} in slot {slot} is of {row}"
-            )
+        for position, slot in enumerate(table.slots[:num_tokens].tolist()):
+            self._expect_row(slot, tokens, position)
+
+    def expect_block(self, block: int, tokens: Sequence[int], start: int, stop: int) -> None:
+        """The rows of a block, from its first on, are those of `tokens[start:stop]`."""
+        for position in range(start, stop):
+            self._expect_row(block * BLOCK_SIZE + position - start, tokens, position)
+
+    def _expect_row(self, slot: int, tokens: Sequence[int], position: int) -> None:
+        row = self._rows.get(slot, ())
+        expected = tuple(tokens[: position + 1])
+        assert row == expected, f"slot {slot} is to hold {expected}, it holds {row}"
