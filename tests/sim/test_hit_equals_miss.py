@@ -24,7 +24,7 @@ NUM_TOKENS = 6
 #: As `LOGIT_BOUND`; a logit of 4 to 8 is known to 1 / 256 in fp16.
 FP16_LOGIT_BOUND = 1e-2
 #: Lengths around whole blocks and around the largest prefill gear.
-LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 21, 31, 32, 33, 47, 64, 65)
+LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 21, 31, 32, 33, 65)
 
 
 async def leave_cached(host: Served, prompt: list[int]) -> None:
