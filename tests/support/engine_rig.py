@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,7 +41,7 @@ from runtime_cache.engine.events import (
     StepFailed,
     UnpinAsked,
 )
-from runtime_cache.engine.gears import GearTable
+from runtime_cache.engine.gears import GearTable, Role
 from runtime_cache.engine.limits import EngineLimits
 from runtime_cache.engine.request import BadLogits, NewRequest, Sampled, SamplingParams
 from runtime_cache.engine.state import EngineState
@@ -109,17 +110,28 @@ def make_caches(
     }
 
 
+class Origin(NamedTuple):
+    """By which kind of run a row was computed: the tokens [start, end) in this gear."""
+
+    role: Role
+    gear: Gear
+    start: int
+    end: int
+
+
 class FakePool:
     """slot → all tokens up to its own, as written by the steps.
 
     Attributes:
         num_rows_written: computed and appended.
         num_rows_copied: copied inside the pool.
+        origins: where the content of each slot came from.
     """
 
     def __init__(self, caches: Iterable[CacheManager]) -> None:
         self._caches = {block: cache for cache in caches for block in cache.pool.blocks}
         self._slots: dict[int, tuple[int, ...]] = {}
+        self.origins: dict[int, Origin] = {}
         self.num_rows_written = self.num_rows_copied = 0
 
     def run(self, batch: StepBatch) -> tuple[Sampled, ...]:
@@ -130,9 +142,12 @@ class FakePool:
         pasts = [self._read(row) for row in batch.rows]
         samples = []
         for row, tokens in zip(batch.rows, pasts, strict=True):
+            end = row.num_past + len(row.token_ids)
+            origin = Origin(batch.role, batch.gear, row.num_past, end)
             for token, slot in zip(row.token_ids.tolist(), self._appends(row), strict=True):
                 tokens.append(token)
                 self._slots[slot] = tuple(tokens)
+                self.origins[slot] = origin
                 self.num_rows_written += 1
             if row.sampler is not None:
                 samples.append(Sampled(next_token(tokens)))
@@ -150,7 +165,9 @@ class FakePool:
     def _copy(self, copy: RowCopy) -> None:
         targets = self._targets(copy.target_slot, copy.num_tokens)
         for offset, target in enumerate(targets):
-            self._slots[target] = self._slots[copy.source_slot + offset]
+            source = copy.source_slot + offset
+            self._slots[target] = self._slots[source]
+            self.origins[target] = self.origins[source]
             self.num_rows_copied += 1
 
     def _read(self, row: BatchRow) -> list[int]:
@@ -211,6 +228,8 @@ class EngineRig:
         token_ids: answer tokens by request.
         texts: answer text by request, the final answer's rest included.
         finals: the final answer by request.
+        requests: all that arrived.
+        first_past: tokens that were not computed, by request, as its first step shows.
     """
 
     def __init__(
@@ -227,7 +246,9 @@ class EngineRig:
         """
         self.caches = make_caches(num_blocks, tenants, policy)
         self.cache = next(iter(self.caches.values()))
-        self.state = EngineState(self.caches, gears or small_gears(), config or limits())
+        self.gears = gears or small_gears()
+        self.config = config or limits()
+        self.state = EngineState(self.caches, self.gears, self.config)
         self.pool = FakePool(self.caches.values())
         self.now_s = 100.0
         self.commands: list[Command] = []
@@ -236,6 +257,9 @@ class EngineRig:
         self.token_ids: dict[int, list[int]] = {}
         self.texts: dict[int, str] = {}
         self.finals: dict[int, Final] = {}
+        self.requests: dict[int, NewRequest] = {}
+        self.first_past: dict[int, int] = {}
+        self._num_kept_before = self._num_kept()
         self._next_id = 1
 
     # -- events -------------------------------------------------------------------------------
@@ -313,13 +337,29 @@ class EngineRig:
         return self._ask(ExplainAsked(tokens, self.now_s, TenantName(tenant)))
 
     def step_done(
-        self, seconds: float = 1.0, *, samples: tuple[Sampled | BadLogits, ...] | None = None
+        self,
+        seconds: float = 1.0,
+        *,
+        samples: tuple[Sampled | BadLogits, ...] | None = None,
+        bad: int | None = None,
     ) -> None:
-        """The step in flight runs and is done; the model may be overruled by `samples`."""
+        """The step in flight runs and is done.
+
+        Args:
+            samples: what the model says instead of the right tokens.
+            bad: the request whose logits are not usable.
+        """
         batch = self._take_batch()
         self.now_s += seconds
         sampled = self.pool.run(batch)
-        self.handle(StepDone(batch.step_id, samples or sampled, self.now_s))
+        if self.config.is_deterministic:
+            self._check_origins(batch)
+        wanted = [row.request_id for row in batch.rows if row.sampler is not None]
+        given = [
+            BadLogits("not a number") if request_id == bad else sample
+            for request_id, sample in zip(wanted, sampled, strict=True)
+        ]
+        self.handle(StepDone(batch.step_id, samples or tuple(given), self.now_s))
 
     def step_failed(self, *, retryable: bool = True) -> None:
         """The step in flight fails."""
@@ -333,10 +373,24 @@ class EngineRig:
             self.step_done()
 
     def handle(self, event: Event) -> None:
+        self._num_kept_before = self._num_kept()
         self.commands = self.state.handle(event)
         for command in self.commands:
             self._take(command)
         self.check()
+
+    def _check_origins(self, batch: StepBatch) -> None:
+        """In deterministic mode every row that is read was computed as in an empty engine."""
+        grid = self.gears.chunk
+        for row in batch.rows:
+            num_prompt = len(self.requests[row.request_id].prompt)
+            for position, slot in enumerate(row.past_slots.tolist()):
+                start, end, role = position, position + 1, "decode"
+                if position < num_prompt:
+                    start = position - position % grid
+                    end, role = min(start + grid, num_prompt), "prefill"
+                origin = self.pool.origins[slot]
+                assert (origin.role, origin.start, origin.end) == (role, start, end)
 
     # -- what came of it ----------------------------------------------------------------------
 
@@ -389,6 +443,7 @@ class EngineRig:
     def _arrive(self, request: NewRequest) -> RequestId:
         request_id = request.request_id
         self._next_id += 1
+        self.requests[request_id] = request
         self.token_ids[request_id] = []
         self.texts[request_id] = ""
         self.handle(RequestArrived(request, self.now_s))
@@ -410,6 +465,8 @@ class EngineRig:
             check_batch(command.batch)
             self.batch = command.batch
             self.batches.append(command.batch)
+            for row in command.batch.rows:
+                self.first_past.setdefault(row.request_id, row.num_past)
         elif isinstance(command, EmitTokens):
             assert command.request_id not in self.finals, "a token after the final answer"
             self.token_ids[command.request_id] += command.token_ids
@@ -417,8 +474,22 @@ class EngineRig:
         elif isinstance(command, FinishRequest | FailRequest):
             assert command.request_id not in self.finals, "two final answers"
             self.finals[command.request_id] = command
-            if isinstance(command, FinishRequest):
-                self.texts[command.request_id] += command.text
+            self._check_final(command)
+
+    def _check_final(self, final: Final) -> None:
+        request_id = final.request_id
+        if isinstance(final, FinishRequest):
+            self.texts[request_id] += final.text
+            usage = final.usage
+            if self.state.snapshot().engine.preemptions == 0:
+                assert usage.cached_tokens == self.first_past.get(request_id, usage.cached_tokens)
+        elif final.code == "capacity":
+            # Nothing but what is kept can take the room of a request.
+            tenant = self.requests[request_id].tenant
+            assert max(self._num_kept_before[tenant], self._num_kept()[tenant]) > 0
+
+    def _num_kept(self) -> dict[TenantName, int]:
+        return {tenant: cache.keeps.num_blocks for tenant, cache in self.caches.items()}
 
     def _check_counters(self) -> None:
         counters = self.state.snapshot().engine
