@@ -12,7 +12,7 @@ from ipc.messages import AnyReply, AnyRequest, Chat, Done, Error, Generate, Mess
 from ipc.session import Answer, Piece
 from runtime_cache.errors import InternalError, QueueFull, RuntimeCacheError
 from runtime_cache.llm.host import Host, Inbox
-from runtime_cache.llm.results import Result, error_of
+from runtime_cache.llm.results import Closed, Result, error_of
 
 
 def ask_one(host: Host, request: AnyRequest) -> AnyReply:
@@ -71,10 +71,12 @@ class Stream:
 
         Raises:
             RuntimeCacheError: the request was refused, or failed.
-            ipc.errors.Closed: it was cancelled before its end.
+            Closed: it was given up before its end.
         """
         for _ in self:
             pass
+        if not self._answer.is_done:
+            raise Closed("the answer was given up before its end")
         return Result.of(self._answer.result())
 
     def cancel(self) -> None:
@@ -85,8 +87,7 @@ class Stream:
 
     def __del__(self) -> None:
         """What nobody reads is not computed to its end."""
-        if "_is_over" in self.__dict__:
-            self.cancel()
+        self.cancel()
 
     def _next(self) -> Piece:
         _, reply = self._inbox.get()
@@ -117,7 +118,7 @@ def _ask_many(host: Host, requests: Sequence[AnyRequest]) -> list[AnyReply]:
             unfinished.remove(message_id)
             if unfinished and isinstance(reply, Error) and reply.code == QueueFull.code:
                 room = len(unfinished)
-                waiting.appendleft(by_id[message_id])
+                waiting.append(by_id[message_id])
             else:
                 replies[message_id] = reply
     except BaseException:

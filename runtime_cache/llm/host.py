@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
 
@@ -22,7 +23,7 @@ from ipc.codec import Encoding
 from ipc.messages import AnyReply, AnyRequest, Cancel, Error, MessageId, Tokens
 from ipc.server import ClientRef
 from runtime_cache.config import Config
-from runtime_cache.errors import InternalError, OutOfDeviceMemory, RuntimeCacheError
+from runtime_cache.errors import DeviceError, InternalError, OutOfDeviceMemory
 from runtime_cache.facts import DaemonFacts
 from runtime_cache.ids import DEFAULT_TENANT
 from runtime_cache.intake import Intake
@@ -73,7 +74,7 @@ class Host:
             ConfigError: configuration or bundle; nothing is left open.
             DeviceError: the device or its driver; nothing is left open.
         """
-        for other in _of_this_process():
+        for other in open_hosts():
             if other._is_closing:
                 other._thread.join()
         host = cls(config)
@@ -82,7 +83,7 @@ class Host:
         try:
             host._opened.result()
         except OutOfDeviceMemory as error:
-            if _of_this_process():
+            if open_hosts():
                 raise _with_hint(error) from error
             raise
         except BaseException:
@@ -150,8 +151,9 @@ class Host:
             self._loop.run_until_complete(self._serve())
         except BaseException as error:
             self._failure = error
-            if not isinstance(error, RuntimeCacheError):
-                log.exception("llm_broken")
+            if self._opened.done():  # a finalizer may have asked, and nobody hears of it
+                is_device = isinstance(error, DeviceError)
+                log.error("close_failed", error=str(error), exc_info=None if is_device else error)
         with self._lock:
             self._is_closing = True
         self._loop.run_until_complete(self._refuse_the_rest())
@@ -220,7 +222,8 @@ class Host:
 _hosts: set[Host] = set()
 
 
-def _of_this_process() -> list[Host]:
+def open_hosts() -> list[Host]:
+    """Those of this process that are not closed yet."""
     return [host for host in list(_hosts) if host._pid == os.getpid()]
 
 
@@ -233,8 +236,6 @@ def _with_hint(error: OutOfDeviceMemory) -> OutOfDeviceMemory:
 @atexit.register
 def _close_all() -> None:
     """pyACL is to be finalised before the process ends."""
-    for host in _of_this_process():
-        try:
+    for host in open_hosts():
+        with suppress(Exception):  # it is in the log
             host.close()
-        except RuntimeCacheError as error:
-            log.error("close_failed", error=str(error))

@@ -82,7 +82,7 @@ class Prefix(str):
 
 
 class Closed(RequestError):
-    """The LLM is closed, or belongs to the process that this one was forked from."""
+    """What was called is over: the LLM is closed or another process's, the stream was given up."""
 
     code = "closed"
 

@@ -27,7 +27,8 @@ from runtime_cache.errors import (
     OutOfDeviceMemory,
     RuntimeCacheError,
 )
-from runtime_cache.llm import LLM, Closed, PrefixCachingConfig, host
+from runtime_cache.llm import LLM, Closed, PrefixCachingConfig
+from runtime_cache.llm.host import open_hosts
 from runtime_cache.service import Service
 from tests.support.embedded import (
     FOUR,
@@ -117,11 +118,11 @@ def test_a_closed_model_says_so(bundle: Path) -> None:
 def test_what_nobody_refers_to_is_closed(bundle: Path) -> None:
     with fresh_device():
         llm = open_llm(bundle)
-        (opened,) = host._of_this_process()
+        (opened,) = open_hosts()
         del llm
         gc.collect()
         opened.close()
-        assert (opened.is_closed, host._of_this_process()) == (True, [])
+        assert (opened.is_closed, open_hosts()) == (True, [])
 
 
 def test_a_stream_keeps_its_model_open(bundle: Path) -> None:
@@ -130,7 +131,7 @@ def test_a_stream_keeps_its_model_open(bundle: Path) -> None:
         gc.collect()
         assert stream.result().usage.completion_tokens == 4
         del stream
-        for opened in host._of_this_process():
+        for opened in open_hosts():
             opened.close()
 
 
@@ -140,11 +141,8 @@ def test_closing_ends_what_others_wait_for(
     with opened_llm(bundle) as llm:
         answer = elsewhere(llm.generate, "a", ignore_eos=True)
         gate.reached.wait()
-        closing = elsewhere(llm.close)
-        while not llm._host.is_closed:
-            pass
+        llm._host.ask_to_close()
         gate.may_go.set()
-        closing.result()
         assert answer.result().finish_reason == "cancelled"
 
 
@@ -247,7 +245,7 @@ def test_an_interrupt_while_it_opens(bundle: Path, monkeypatch: pytest.MonkeyPat
         interrupt_when(reached)
         with pytest.raises(KeyboardInterrupt):
             open_llm(bundle)
-        (opening,) = host._of_this_process()
+        (opening,) = open_hosts()
         may_go.set()
         opening.close()
 
@@ -266,6 +264,8 @@ def test_a_stream_that_is_left_is_cancelled(bundle: Path, gate: Gate) -> None:
         stream = llm.stream("c", ignore_eos=True)
         stream.cancel()
         assert list(stream) == []
+        with pytest.raises(Closed, match="given up before its end"):
+            stream.result()
 
 
 # --- failures ----------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_what_cannot_be_opened_leaves_nothing(bundle: Path, tmp_path: Path) -> N
             open_llm(tmp_path)
         with pytest.raises(ConfigError, match="are the least"):
             open_llm(bundle, PrefixCachingConfig(cache_capacity=1e-9))
-        assert host._of_this_process() == []
+        assert open_hosts() == []
 
 
 def test_a_lost_device(bundle: Path) -> None:
@@ -293,6 +293,21 @@ def test_a_lost_device(bundle: Path) -> None:
             llm.close()
         llm.close()  # it has been told
         inspect.reset()
+
+
+def test_a_failure_that_nobody_waits_for_is_in_the_log(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fresh_device():
+        llm = open_llm(bundle)
+        (opened,) = open_hosts()
+        faults.inject("acl.rt.destroy_stream", code=500003)
+        del llm
+        gc.collect()
+        with pytest.raises(DeviceError, match="500003"):
+            opened.close()
+        inspect.reset()
+    assert '"event": "close_failed"' in capsys.readouterr().err
 
 
 def test_a_service_that_raises(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,12 +335,10 @@ def test_an_engine_that_does_not_drain(
         llm = open_llm(bundle)
         answer = elsewhere(llm.generate, "a", ignore_eos=True)
         gate.reached.wait()
-        closing = elsewhere(llm.close)
-        while not llm._host.is_closed:
-            pass
+        llm._host.ask_to_close()
         gate.may_go.set()
         with pytest.raises(ZeroDivisionError):
-            closing.result()
+            llm.close()
         with pytest.raises(RuntimeCacheError):
             answer.result()
         inspect.reset()
