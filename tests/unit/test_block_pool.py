@@ -12,10 +12,10 @@ from runtime_cache.ids import NULL_BLOCK, BlockId
 def test_a_new_pool_hands_out_its_first_block_first() -> None:
     pool = BlockPool(range(3, 7))
     assert pool.blocks == range(3, 7)
-    assert pool.free_blocks == (3, 4, 5, 6)
+    assert list(pool.free_blocks) == [3, 4, 5, 6]
     assert (pool.num_usable, pool.num_free, pool.num_live) == (4, 4, 0)
     assert pool.allocate(2) == [3, 4]
-    assert pool.free_blocks == (5, 6)
+    assert list(pool.free_blocks) == [5, 6]
     assert (pool.num_usable, pool.num_free, pool.num_live) == (4, 2, 2)
 
 

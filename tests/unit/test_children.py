@@ -181,9 +181,9 @@ def test_the_same_as_looking_at_all(all_tokens: set[Tokens], run: Tokens) -> Non
     assert num_common == max(lengths.values(), default=0)
     assert (found is None) == (num_common == 0)
     assert found is None or lengths[unpack(found) or ()] == num_common
-    covering = [tokens for tokens in all_tokens if tokens[: len(run)] == run]
+    covering: list[Tokens | None] = [t for t in all_tokens if t[: len(run)] == run]
     assert unpack(children.covering(pack(run))) in (covering or [None])
     for child in children:
         own = unpack(child) or ()
-        longer = [t for t in all_tokens if len(t) > len(own) and t[: len(own)] == own]
+        longer: list[Tokens | None] = [t for t in all_tokens if t[: len(own)] == own != t]
         assert unpack(children.superseding(child)) in (longer or [None])
