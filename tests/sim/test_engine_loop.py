@@ -349,7 +349,7 @@ async def test_register_evict_and_release(new_rig: NewRig) -> None:
     assert rig.engine.evict(None) == ReportEvicted(num_evicted=0, num_in_use=2)
     assert rig.engine.release_prefix(PrefixId("p"))
     assert not rig.engine.release_prefix(PrefixId("p"))
-    assert rig.engine.evict(1) == ReportEvicted(num_evicted=1, num_in_use=0)
+    assert rig.engine.evict(None, max_blocks=1) == ReportEvicted(num_evicted=1, num_in_use=0)
     assert rig.engine.evict(None) == ReportEvicted(num_evicted=1, num_in_use=0)
 
 

@@ -1,4 +1,4 @@
-"""Events in, commands out: arrivals, ends, cancels, deadlines, failures, drain, registrations.
+"""Events in, commands out: arrivals, ends, cancels, deadlines, failures, drain.
 
 The rig checks after every event that holds have owners, gauges add up, nobody is answered twice
 and every request ends in one counter.
@@ -6,18 +6,13 @@ and every request ends in one counter.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from runtime_cache.engine.commands import (
-    EmitTokens,
-    FailRequest,
-    FinishRequest,
-    ReportEvicted,
-    ReportReleased,
-    RunStep,
-)
+from runtime_cache.cache.policy import CachePolicy
+from runtime_cache.cache.results import CacheReport
+from runtime_cache.engine.commands import EmitTokens, FailRequest, FinishRequest, RunStep
 from runtime_cache.engine.events import RequestArrived, StepDone, StepFailed
+from runtime_cache.engine.limits import EngineLimits
 from runtime_cache.engine.request import (
     BadLogits,
     NewRequest,
@@ -27,14 +22,14 @@ from runtime_cache.engine.request import (
     Usage,
 )
 from runtime_cache.engine.sequence import TRANSITIONS, Happening, Sequence, Status
-from runtime_cache.engine.state import EngineLimits, EngineState
+from runtime_cache.engine.state import EngineState
 from runtime_cache.errors import ConfigError, InternalError
-from runtime_cache.ids import PrefixId, RequestId, StepId
-from tests.support.caching import make_manager
+from runtime_cache.ids import RequestId, StepId
 from tests.support.engine_rig import (
     EngineRig,
     expected_answer,
     limits,
+    make_caches,
     next_token,
     small_gears,
 )
@@ -65,6 +60,7 @@ def test_an_answer_is_streamed_and_ends_once() -> None:
         queue_s=0.0,
         ttft_s=1.0,
         total_s=2.0,
+        cache=CacheReport(0, "cold"),
     )
     assert rig.commands == [
         EmitTokens(request_id, (two,), letters([two])),
@@ -154,7 +150,7 @@ def test_a_sampler_belongs_to_the_request_through_preemption() -> None:
 def test_a_sequence_is_limited_by_context_and_pool(
     num_blocks: int, max_model_len: int, limit: int
 ) -> None:
-    state = EngineState(make_manager(num_blocks), small_gears(max_model_len), limits())
+    state = EngineState(make_caches(num_blocks), small_gears(max_model_len), limits())
     assert state.max_sequence_tokens == limit
 
 
@@ -249,11 +245,22 @@ def test_retry_after_follows_the_recent_pace() -> None:
         limits(max_waiting=0),
         limits(interleave_chunk_tokens=0),
         limits(max_running=0),
+        limits(match_window=0),
+        limits(max_overtakes=-1),
     ],
 )
-def test_limits_below_one_stop_the_start(config: EngineLimits) -> None:
-    with pytest.raises(ConfigError, match="below 1"):
-        EngineState(make_manager(8), small_gears(), config)
+def test_limits_out_of_range_stop_the_start(config: EngineLimits) -> None:
+    with pytest.raises(ConfigError, match="a limit of the engine is out of range"):
+        EngineState(make_caches(8), small_gears(), config)
+
+
+def test_no_overtaking_at_all_is_a_limit() -> None:
+    EngineState(make_caches(8), small_gears(), limits(max_overtakes=0, match_window=1))
+
+
+def test_an_engine_without_tenants_does_not_start() -> None:
+    with pytest.raises(ConfigError, match="no tenant"):
+        EngineState({}, small_gears(), limits())
 
 
 # -- cancel and deadline ------------------------------------------------------------------------
@@ -283,7 +290,7 @@ def test_cancel_in_the_step_answers_at_once_and_frees_later() -> None:
     assert rig.state.request_ids() == []
     rig.step_done()
     assert rig.commands == []
-    assert rig.gauges() == (0, 1, 22)  # what the step computed is worth keeping
+    assert rig.gauges() == (0, 2, 21)  # what the step computed is worth keeping
 
 
 def test_cancel_of_an_answer_outside_the_step_frees_at_once() -> None:
@@ -396,8 +403,8 @@ def test_bad_logits_end_one_request_and_leave_nothing_it_computed() -> None:
     rig.step_done(samples=(BadLogits("not a number"), good))
     assert rig.failed(1) == FailRequest(RequestId(1), "bad_logits", "not a number", False)
     assert rig.cache.counters.inserted_blocks == before
-    counters = rig.cache.counters
-    assert (counters.dropped_blocks, counters.evicted_blocks) == (1, 2)  # of this step, and before
+    assert rig.cache.counters.dropped_blocks == 3  # of this step, and before
+    assert rig.cache.counters.evicted_blocks == 0
     again = rig.arrive(range(8), max_tokens=2)
     rig.run()
     assert rig.finished(again).usage.cached_tokens == 0
@@ -527,126 +534,6 @@ def test_an_idle_engine_drains_at_once() -> None:
     assert rig.state.is_drained
 
 
-# -- registrations ------------------------------------------------------------------------------
-
-
-def test_a_prefix_is_computed_once_and_held() -> None:
-    rig = EngineRig()
-    request_id = rig.register("p", range(10))
-    assert rig.rows() == [(1, 0, 8)]  # the two tokens behind the last full block are of no use
-    rig.step_done()
-    final = rig.finished(request_id)
-    assert (final.reason, final.prefix_id) == ("registered", "p")
-    assert (final.usage.prompt_tokens, final.usage.prefilled_tokens) == (10, 8)
-    assert rig.gauges() == (2, 0, 21)
-    rig.evict()
-    assert rig.commands == [ReportEvicted(num_evicted=0, num_in_use=2)]
-    second = rig.arrive([*range(8), 50], max_tokens=1)
-    rig.run()
-    assert rig.finished(second).usage.cached_tokens == 8
-
-
-def test_a_prefix_that_is_cached_needs_no_step() -> None:
-    rig = EngineRig()
-    rig.arrive(range(9), max_tokens=1)
-    rig.run()
-    num_steps = len(rig.batches)
-    rig.register("p", range(8))
-    assert rig.finished(2).usage.cached_tokens == 8
-    assert len(rig.batches) == num_steps
-    assert rig.gauges() == (2, 0, 21)
-
-
-def test_a_prefix_shorter_than_a_block_reuses_nothing() -> None:
-    rig = EngineRig()
-    rig.register("p", range(3))
-    assert rig.finished(1).prefix_id == "p"
-    assert (rig.batches, rig.gauges()) == ([], (0, 0, 23))
-    rig.release_prefix("p")
-    assert rig.commands == [ReportReleased(PrefixId("p"), is_known=True)]
-
-
-def test_a_released_prefix_becomes_evictable() -> None:
-    rig = EngineRig()
-    rig.register("p", range(8))
-    rig.run()
-    rig.release_prefix("p")
-    assert rig.commands == [ReportReleased(PrefixId("p"), is_known=True)]
-    assert rig.gauges() == (0, 2, 21)
-    rig.release_prefix("p")
-    assert rig.commands == [ReportReleased(PrefixId("p"), is_known=False)]
-    rig.evict(1)
-    assert rig.commands == [ReportEvicted(num_evicted=1, num_in_use=0)]
-
-
-def test_a_cancelled_registration_holds_nothing() -> None:
-    rig = EngineRig()
-    rig.register("p", range(8))
-    rig.cancel(1)
-    final = rig.finished(1)
-    assert (final.reason, final.prefix_id) == ("cancelled", None)
-    rig.step_done()
-    assert rig.gauges() == (0, 2, 21)
-    assert [r[:3] for r in rig.cache.registrations()] == []
-
-
-@pytest.mark.parametrize(("num_tokens", "fits"), [(11, True), (12, False)])
-def test_a_prefix_may_fill_what_registrations_may_hold(num_tokens: int, fits: bool) -> None:
-    rig = EngineRig(max_registered_blocks=2)
-    rig.register("p", range(num_tokens))
-    rig.run()
-    if fits:
-        assert rig.finished(1).reason == "registered"
-    else:
-        assert rig.failed(1).code == "too_long"
-        assert rig.failed(1).message == (
-            "the prefix fills 3 blocks; registered prefixes may hold 2"
-        )
-
-
-def test_a_prefix_beyond_what_is_left_fails_and_can_be_tried_again() -> None:
-    rig = EngineRig(max_registered_blocks=3)
-    rig.register("p", range(8))
-    rig.register("q", range(20, 28))
-    rig.run()
-    failure = rig.failed(2)
-    assert (failure.code, failure.retryable) == ("capacity", True)
-    assert (
-        failure.message
-        == "1 registered prefixes hold 2 blocks; neither number may exceed 3: release some"
-    )
-    rig.release_prefix("p")
-    rig.register("q", range(20, 28))
-    assert rig.finished(3).reason == "registered"
-
-
-def test_a_registration_needs_a_name() -> None:
-    rig = EngineRig()
-    tokens = np.arange(8, dtype=np.int32)
-    request = NewRequest(RequestId(9), tokens, SamplingParams(), kind="register")
-    commands = rig.state.handle(RequestArrived(request, rig.now_s))
-    assert commands == [
-        FailRequest(RequestId(9), "invalid_request", "a registration needs a `prefix_id`", False)
-    ]
-
-
-def test_a_request_for_which_prefixes_leave_no_room_fails() -> None:
-    rig = EngineRig(num_blocks=7)  # six usable, three for prefixes
-    rig.register("p", range(12))
-    rig.run()
-    stuck = rig.arrive(range(20, 36), max_tokens=1)
-    failure = rig.failed(stuck)
-    assert (failure.code, failure.retryable) == ("capacity", True)
-    assert failure.message == "4 blocks are needed, but registered prefixes hold 3 of 6"
-    growing = rig.arrive(range(20, 30), max_tokens=9)
-    rig.run()
-    assert rig.failed(growing).code == "capacity"
-    assert rig.token_ids[growing] == expected_answer(range(20, 30), 3)
-    shared = rig.arrive([*range(12), 50], max_tokens=9)
-    rig.run()
-    assert rig.finished(shared).usage.completion_tokens == 9
-
-
 # -- what is told -------------------------------------------------------------------------------
 
 
@@ -674,7 +561,7 @@ def test_a_snapshot_is_a_copy_of_gauges_and_counters() -> None:
 
 
 def test_a_disabled_cache_answers_the_same() -> None:
-    rig = EngineRig(is_cache_enabled=False)
+    rig = EngineRig(policy=CachePolicy(is_enabled=False))
     for _ in range(2):
         rig.arrive(range(9), max_tokens=3)
     rig.run()
