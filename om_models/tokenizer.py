@@ -152,12 +152,13 @@ class Tokenizer:
             character incomplete ends where the one before it did; the last one takes what is left.
         """
         stream = self.detokenizer(is_continuation=is_continuation)
-        text, ends = bytearray(), []
+        text, ends, last = bytearray(), list[int](), 0
         for token_id in token_ids:
             if not (0 <= token_id < len(self._shown) and self._shown[token_id]):
                 break
             text += stream.step(token_id).encode("utf-8")
-            ends.append(len(text))
+            last = last if stream.is_inside_character else len(text)
+            ends.append(last)
         text += stream.flush().encode("utf-8")
         return bytes(text), [*ends[:-1], len(text)] if ends else []
 
@@ -212,6 +213,11 @@ class TokenDetokenizer:
             piece = piece.removeprefix(b" ")
             self._strips = False
         return self._decoder.decode(piece)
+
+    @property
+    def is_inside_character(self) -> bool:
+        """Whether a character is still incomplete."""
+        return bool(self._decoder.getstate()[0])
 
     def flush(self) -> str:
         """Text of what is still incomplete: U+FFFD or nothing."""
