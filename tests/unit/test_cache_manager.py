@@ -5,45 +5,29 @@ Blocks hold four tokens. Every test ends with a check of all invariants.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
-from runtime_cache.cache import invariants
-from runtime_cache.cache.block_pool import BlockPool
-from runtime_cache.cache.hashing import BlockKey
+from runtime_cache.cache import desk, invariants
 from runtime_cache.cache.manager import CacheManager
-from runtime_cache.cache.results import CacheEntry
+from runtime_cache.cache.policy import CachePolicy
+from runtime_cache.cache.results import MatchHint
 from runtime_cache.errors import ConfigError, InternalError
-from runtime_cache.ids import BlockId, PrefixId
+from runtime_cache.ids import BlockId
 from tests.support.caching import (
     ROOT,
+    MakeCache,
     admit,
     admitted,
     chain_of,
+    commit,
+    computed,
     free_blocks,
     gauges,
     make_manager,
+    num_cached,
     parked_blocks,
     serve,
 )
-
-MakeCache = Callable[..., CacheManager]
-P1, P2 = PrefixId("p1"), PrefixId("p2")
-
-
-@pytest.fixture
-def make_cache() -> Iterator[MakeCache]:
-    made: list[CacheManager] = []
-
-    def make(num_blocks: int, **options: int) -> CacheManager:
-        made.append(make_manager(num_blocks, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for cache in made:
-        invariants.check(cache)
-
 
 # -- admit, commit, release ---------------------------------------------------------------------
 
@@ -52,63 +36,93 @@ def test_a_cold_prompt_takes_blocks_in_order(make_cache: MakeCache) -> None:
     cache = make_cache(6)
     table = admitted(cache, range(9))
     assert table.blocks == [1, 2, 3]
-    assert (table.num_hit_tokens, table.num_committed) == (0, 0)
+    assert (table.num_hit_tokens, table.num_committed, table.copy) == (0, 0, None)
     assert table.slots[:12].tolist() == list(range(4, 16))
     assert free_blocks(cache) == [4, 5]
     assert gauges(cache) == (3, 0, 2)
 
 
-def test_released_tail_first_full_blocks_parked_the_rest_free(make_cache: MakeCache) -> None:
+def test_the_blocks_may_be_any_range_of_the_pool() -> None:
+    cache = CacheManager(blocks=range(7, 10), block_size=4, root=ROOT)
+    assert serve(cache, range(9)) == [7, 8, 9]
+    table = admitted(cache, [*range(8), 50])
+    assert (table.blocks, table.slots[:9].tolist()) == ([7, 8, 9], [*range(28, 37)])
+    assert cache.num_usable == 3
+    invariants.check(cache, [table])
+
+
+def test_all_of_a_served_prompt_stays_and_is_parked_tail_first(make_cache: MakeCache) -> None:
     cache = make_cache(6)
     assert serve(cache, range(9)) == [1, 2, 3]
-    assert parked_blocks(cache) == [2, 1]
-    assert free_blocks(cache) == [4, 5, 3]
-    assert gauges(cache) == (0, 2, 3)
+    assert (parked_blocks(cache), free_blocks(cache)) == ([3, 2, 1], [4, 5])
+    assert gauges(cache) == (0, 3, 2)
+    assert num_cached(cache, range(9)) == 9
 
 
-def test_a_hit_shares_the_blocks_in_place(make_cache: MakeCache) -> None:
+def test_room_that_was_not_used_is_free_again(make_cache: MakeCache) -> None:
+    cache = make_cache(6)
+    table = admitted(cache, range(13))
+    cache.commit(table, chain_of(range(13)), 6)
+    cache.release(table)
+    assert (parked_blocks(cache), free_blocks(cache)) == ([1], [5, 4, 3, 2])
+
+
+def test_a_hit_shares_the_whole_blocks_in_place(make_cache: MakeCache) -> None:
     cache = make_cache(8)
-    serve(cache, range(9))
+    serve(cache, range(8))
     table = admitted(cache, [*range(8), 50, 51])
-    assert table.blocks == [1, 2, 4]
-    assert (table.num_hit_tokens, table.num_committed) == (8, 2)
-    assert table.slots[:10].tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 16, 17]
+    assert table.blocks == [1, 2, 3]
+    assert (table.num_hit_tokens, table.num_committed, table.copy) == (8, 2, None)
+    assert table.slots[:10].tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
     assert parked_blocks(cache) == []
     second = admitted(cache, [*range(8), 60])
-    assert second.blocks == [1, 2, 5]
-    assert [cache.pool.num_holds(BlockId(b)) for b in (1, 2, 4, 5)] == [2, 2, 1, 1]
+    assert second.blocks == [1, 2, 4]
+    assert [cache.pool.num_holds(BlockId(b)) for b in (1, 2, 3, 4)] == [2, 2, 1, 1]
     invariants.check(cache, [table, second])
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "num_hit"), [(3, 0), (4, 0), (5, 4), (7, 4), (8, 4), (9, 8)]
-)
-def test_the_last_prompt_token_is_always_computed(
-    make_cache: MakeCache, num_tokens: int, num_hit: int
-) -> None:
-    cache = make_cache(10)
-    serve(cache, range(12))
-    assert admitted(cache, range(num_tokens)).num_hit_tokens == num_hit
+def test_tables_with_shared_blocks_are_released_in_any_order(make_cache: MakeCache) -> None:
+    cache = make_cache(12)
+    serve(cache, range(4))
+    tables = [
+        computed(cache, [*range(4), *range(10, 14)]),  # 1, 2
+        computed(cache, [*range(4), *range(10, 14), 20]),  # 1, 2, 3
+        computed(cache, [*range(4), 30]),  # 1, 4
+    ]
+    cache.release(tables[1])
+    assert parked_blocks(cache) == [3]
+    cache.release(tables[0])
+    assert parked_blocks(cache) == [3, 2]
+    cache.release(tables[2])
+    assert parked_blocks(cache) == [3, 2, 4, 1]
+    desk.evict_blocks(cache, 3)
+    assert parked_blocks(cache) == [1]
 
 
 def test_match_tells_without_changing_anything(make_cache: MakeCache) -> None:
     cache = make_cache(8)
-    serve(cache, range(8))
-    before = parked_blocks(cache), cache.entries(), gauges(cache)
-    assert cache.match(chain_of(range(8)), 8) == (8, (1, 2))
-    assert cache.match(chain_of(range(8)), 7) == (4, (1,))
-    assert cache.match(chain_of(range(1, 9)), 8) == (0, ())
-    assert (parked_blocks(cache), cache.entries(), gauges(cache)) == before
+    serve(cache, range(10))
+    before = parked_blocks(cache), desk.entries(cache), gauges(cache), cache.counters.copy()
+    nodes = list(cache.index)
+    match = cache.match(chain_of(range(10)), 10)
+    assert match == (10, tuple(nodes[:2]), nodes[2], 10, nodes[2])
+    assert cache.match(chain_of(range(8)), 8) == (8, tuple(nodes[:2]), None, 8, None)
+    assert cache.match(chain_of(range(8)), 7) == (7, (nodes[0],), nodes[1], 8, None)
+    assert cache.match(chain_of([0, 1, 50]), 2) == (2, (), nodes[0], 2, nodes[0])
+    assert cache.match(chain_of(range(1, 9)), 8) == (0, (), None, 0, None)
+    assert cache.match(chain_of(range(10)), 0) == (0, (), None, 0, None)
+    after = parked_blocks(cache), desk.entries(cache), gauges(cache), cache.counters
+    assert after == before
 
 
 def test_nothing_is_visible_before_commit(make_cache: MakeCache) -> None:
     cache = make_cache(8)
     first = admitted(cache, range(9))
-    assert cache.match(chain_of(range(9)), 8).num_tokens == 0
+    assert num_cached(cache, range(9)) == 0
     cache.commit(first, chain_of(range(9)), 7)
-    assert cache.match(chain_of(range(9)), 8).num_tokens == 4
+    assert num_cached(cache, range(9)) == 4
     cache.commit(first, chain_of(range(9)), 8)
-    assert cache.match(chain_of(range(9)), 8).num_tokens == 8
+    assert num_cached(cache, range(9)) == 8
 
 
 def test_a_growing_answer_is_committed_block_by_block(make_cache: MakeCache) -> None:
@@ -117,7 +131,7 @@ def test_a_growing_answer_is_committed_block_by_block(make_cache: MakeCache) -> 
     table = admitted(cache, range(6), room=3)
     cache.commit(table, chain, 6)
     assert table.num_committed == 1
-    assert cache.reserve(table, 7)
+    assert cache.reserve(table, 8)
     assert table.blocks == [1, 2]
     assert cache.reserve(table, 9)
     assert table.blocks == [1, 2, 3]
@@ -125,7 +139,7 @@ def test_a_growing_answer_is_committed_block_by_block(make_cache: MakeCache) -> 
     cache.commit(table, chain, 8)
     assert table.num_committed == 2
     cache.release(table)
-    assert cache.match(chain, 9).num_tokens == 8
+    assert num_cached(cache, range(9)) == 8
 
 
 def test_a_request_moves_onto_a_block_computed_meanwhile(make_cache: MakeCache) -> None:
@@ -137,7 +151,7 @@ def test_a_request_moves_onto_a_block_computed_meanwhile(make_cache: MakeCache) 
     assert two.blocks == [1, 2, 6]
     assert two.slots[:9].tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 24]
     assert free_blocks(cache) == [7, 4, 5]
-    assert cache.counters.duplicate_blocks == 2
+    assert (cache.counters.duplicate_blocks, cache.counters.inserted_blocks) == (2, 2)
     invariants.check(cache, [one, two])
 
 
@@ -145,65 +159,57 @@ def test_moving_onto_an_evictable_block_takes_it_out_of_the_queue(make_cache: Ma
     cache = make_cache(8)
     late = admitted(cache, range(9))
     serve(cache, [*range(8), 77])
-    assert parked_blocks(cache) == [5, 4]
+    assert parked_blocks(cache) == [6, 5, 4]
     cache.commit(late, chain_of(range(9)), 4)
     assert late.blocks == [4, 2, 3]
-    assert parked_blocks(cache) == [5]
+    assert parked_blocks(cache) == [6, 5]
     invariants.check(cache, [late])
 
 
-def test_a_collision_keeps_a_block_and_all_behind_it_out(make_cache: MakeCache) -> None:
+def test_a_request_that_wants_no_cache_neither_reads_nor_writes_it(make_cache: MakeCache) -> None:
     cache = make_cache(8)
-    serve(cache, range(5))
-    chain = chain_of(range(20, 29))
-    chain.keys[0] = BlockKey(chain_of(range(4)).keys[0].digest, chain.keys[0].tokens)
-    table = admitted(cache, range(20, 29))
-    cache.commit(table, chain, 9)
-    assert (table.num_committed, len(cache.index)) == (0, 1)
-    assert cache.counters.collisions == 1
-    cache.release(table)
-    assert gauges(cache) == (0, 1, 6)
-
-
-def test_a_failed_step_leaves_only_free_blocks(make_cache: MakeCache) -> None:
-    cache = make_cache(8)
-    table = admitted(cache, range(9))
-    cache.commit(table, chain_of(range(9)), 4)
-    cache.drop(table)
-    assert cache.match(chain_of(range(9)), 8).num_tokens == 4
-    assert cache.counters.dropped_blocks == 2
-    assert gauges(cache) == (0, 1, 6)
-
-
-def test_a_suspect_chain_is_forgotten_as_far_as_it_is_nobody_elses(make_cache: MakeCache) -> None:
-    cache = make_cache(12)
-    serve(cache, range(12))
-    serve(cache, [*range(4), *range(50, 55)])  # continues the first block
-    suspect = admitted(cache, range(13))
-    assert suspect.num_committed == 3
-    cache.drop(suspect, is_all_suspect=True)
-    assert (cache.counters.dropped_blocks, cache.counters.evicted_blocks) == (1, 2)
-    assert cache.match(chain_of(range(13)), 12).num_tokens == 4
-    assert cache.match(chain_of([*range(4), *range(50, 55)]), 8).num_tokens == 8
-
-
-def test_a_suspect_chain_that_another_holds_stays(make_cache: MakeCache) -> None:
-    cache = make_cache(12)
     serve(cache, range(8))
-    suspect, other = admitted(cache, range(9)), admitted(cache, range(9))
-    cache.drop(suspect, is_all_suspect=True)
-    assert cache.match(chain_of(range(9)), 8).num_tokens == 8
-    cache.release(other)
+    table = admitted(cache, range(8), is_caching=False)
+    assert (table.blocks, table.num_hit_tokens, table.copy) == ([3, 4], 0, None)
+    assert (table.is_caching, table.report) == (False, None)
+    commit(cache, table, range(8))
+    cache.release(table)
+    assert free_blocks(cache) == [5, 6, 7, 4, 3]
+    assert cache.counters.queried_tokens == 8
 
 
-def test_a_disabled_cache_keeps_nothing(make_cache: MakeCache) -> None:
-    cache = make_cache(6, is_enabled=False)
+# -- what a waiting request asks again and again ------------------------------------------------
+
+
+def test_the_length_of_a_match_follows_what_comes_and_goes(make_cache: MakeCache) -> None:
+    cache = make_cache(12)
+    chain, hint = chain_of(range(13)), MatchHint()
+    assert cache.match_length(chain, hint, 12) == 0
+    table = admitted(cache, range(13))
+    for num_computed, length in [(3, 0), (4, 4), (9, 8), (12, 12)]:
+        cache.commit(table, chain, num_computed)
+        assert cache.match_length(chain, hint, 12) == length
+    assert [n.block for n in hint.nodes] == [1, 2, 3]
+    cache.release(table)
+    desk.evict_blocks(cache, 2)
+    assert cache.match_length(chain, hint, 12) == 4
     serve(cache, range(9))
-    assert gauges(cache) == (0, 0, 5)
-    assert admitted(cache, range(9)).num_hit_tokens == 0
+    assert cache.match_length(chain, hint, 12) == 8
+    desk.evict_blocks(cache, None)
+    assert cache.match_length(chain, hint, 12) == 0
+    assert hint.nodes == []
 
 
-# -- capacity and eviction ----------------------------------------------------------------------
+@pytest.mark.parametrize(("max_tokens", "length"), [(3, 0), (4, 4), (7, 4), (8, 8), (9, 8)])
+def test_the_length_of_a_match_is_limited(
+    make_cache: MakeCache, max_tokens: int, length: int
+) -> None:
+    cache = make_cache(6)
+    serve(cache, range(9))
+    assert cache.match_length(chain_of(range(9)), MatchHint(), max_tokens) == length
+
+
+# -- room ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("num_tokens", "fits"), [(19, True), (20, True), (21, False)])
@@ -217,15 +223,16 @@ def test_a_prompt_fits_up_to_the_last_block(
 
 def test_a_short_pool_refuses_and_changes_nothing(make_cache: MakeCache) -> None:
     cache = make_cache(4)
-    serve(cache, range(5))
+    serve(cache, range(4))
     table = admitted(cache, range(20, 25), room=8)
-    assert (table.blocks, parked_blocks(cache)) == ([3, 2], [1])
-    before = parked_blocks(cache), gauges(cache), cache.counters.queried_tokens
+    assert (table.blocks, parked_blocks(cache)) == ([2, 3], [1])
+    before = parked_blocks(cache), gauges(cache), cache.counters.copy()
     assert admit(cache, range(9)) is None  # one hit, but two more blocks are needed
     assert not cache.reserve(table, 13)
-    assert (parked_blocks(cache), gauges(cache), cache.counters.queried_tokens) == before
+    assert (parked_blocks(cache), gauges(cache), cache.counters) == before
     assert cache.reserve(table, 12)
     assert gauges(cache) == (3, 0, 0)
+    assert cache.counters.evicted_by == {"need": 1}
 
 
 def test_more_room_than_announced_is_our_bug(make_cache: MakeCache) -> None:
@@ -239,77 +246,59 @@ def test_more_room_than_announced_is_our_bug(make_cache: MakeCache) -> None:
 
 def test_matched_blocks_do_not_count_as_evictable(make_cache: MakeCache) -> None:
     cache = make_cache(4)
-    serve(cache, range(9))  # blocks 1, 2 parked, 3 free
+    serve(cache, range(8))  # blocks 1, 2 parked, 3 free
     assert admit(cache, range(16)) is None
     assert admitted(cache, range(12)).blocks == [1, 2, 3]
 
 
+def test_shared_blocks_that_are_held_cost_nothing(make_cache: MakeCache) -> None:
+    cache = make_cache(5)
+    first = computed(cache, range(12))
+    second = admitted(cache, [*range(12), 50])
+    assert (first.blocks, second.blocks) == ([1, 2, 3], [1, 2, 3, 4])
+    assert gauges(cache) == (4, 0, 0)
+    assert admit(cache, range(12)) is None  # the last token needs a block of its own
+    invariants.check(cache, [first, second])
+
+
 def test_eviction_takes_the_least_recently_used_leaf(make_cache: MakeCache) -> None:
     cache = make_cache(6)
-    serve(cache, range(5))  # block 1
-    serve(cache, range(20, 25))  # block 3
-    assert (parked_blocks(cache), free_blocks(cache)) == ([1, 3], [5, 2, 4])
-    serve(cache, range(6))  # a hit refreshes block 1
-    assert parked_blocks(cache) == [3, 1]
-    assert admitted(cache, range(40, 54)).blocks == [2, 4, 5, 3]
+    serve(cache, range(4))  # block 1
+    serve(cache, range(20, 24))  # block 2
+    assert (parked_blocks(cache), free_blocks(cache)) == ([1, 2], [3, 4, 5])
+    cache.release(admitted(cache, range(5)))  # a hit refreshes block 1
+    assert parked_blocks(cache) == [2, 1]
+    assert admitted(cache, range(40, 56)).blocks == [4, 5, 3, 2]
     assert parked_blocks(cache) == [1]
-    assert cache.counters.evicted_blocks == 1
+    assert (cache.counters.evicted_blocks, cache.counters.evicted_by) == (1, {"need": 1})
 
 
 def test_a_shared_parent_outlives_its_leaves(make_cache: MakeCache) -> None:
     cache = make_cache(8)
-    serve(cache, range(9))  # 1 <- 2
-    serve(cache, [*range(4), *range(30, 35)])  # 1 <- 4
-    assert parked_blocks(cache) == [2, 4, 1]
-    assert cache.evict(2) == (2, 0)
+    serve(cache, range(8))  # 1 <- 2
+    serve(cache, [*range(4), *range(30, 34)])  # 1 <- 3
+    assert parked_blocks(cache) == [2, 3, 1]
+    assert desk.evict_blocks(cache, 2) == (2, 0)
     assert parked_blocks(cache) == [1]
-    assert cache.match(chain_of(range(9)), 8) == (4, (1,))
-
-
-@pytest.mark.parametrize(("watermark", "num_free", "num_parked"), [(2, 3, 2), (3, 3, 2), (4, 4, 1)])
-def test_the_watermark_evicts_ahead_of_need(
-    make_cache: MakeCache, watermark: int, num_free: int, num_parked: int
-) -> None:
-    cache = make_cache(6, low_watermark_blocks=watermark)
-    serve(cache, range(9))
-    assert (cache.num_free, cache.num_evictable) == (num_free, num_parked)
-
-
-def test_live_requests_may_use_the_reserve(make_cache: MakeCache) -> None:
-    cache = make_cache(6, low_watermark_blocks=4)
-    table = admitted(cache, range(20))
-    assert gauges(cache) == (5, 0, 0)
-    cache.commit(table, chain_of(range(20)), 20)
-    cache.release(table)
-    assert gauges(cache) == (0, 1, 4)
-    assert parked_blocks(cache) == [1]
-
-
-@pytest.mark.parametrize(("max_blocks", "evicted"), [(0, 0), (1, 1), (2, 2), (3, 2), (None, 2)])
-def test_an_operator_evicts_what_nobody_holds(
-    make_cache: MakeCache, max_blocks: int | None, evicted: int
-) -> None:
-    cache = make_cache(8)
-    serve(cache, range(9))
-    held = admitted(cache, range(20, 25))
-    cache.commit(held, chain_of(range(20, 25)), 5)
-    assert cache.evict(max_blocks) == (evicted, 1)
-    assert cache.num_evictable == 2 - evicted
+    assert num_cached(cache, range(8)) == 4
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "block_size", "watermark"), [(1, 4, 0), (4, 0, 0), (4, 4, -1), (4, 4, 4)]
+    ("num_blocks", "block_size", "low", "high"),
+    [(1, 4, 0, 0), (4, 0, 0, 0), (4, 4, -1, 0), (4, 4, 4, 0), (4, 4, 0, 4)],
 )
 def test_sizes_out_of_range_are_config_errors(
-    num_blocks: int, block_size: int, watermark: int
+    num_blocks: int, block_size: int, low: int, high: int
 ) -> None:
+    policy = CachePolicy(low_watermark_blocks=low, high_watermark_blocks=high)
     with pytest.raises(ConfigError):
-        CacheManager(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            root=ROOT,
-            low_watermark_blocks=watermark,
-        )
+        CacheManager(blocks=range(1, num_blocks), block_size=block_size, root=ROOT, policy=policy)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_sizes_within_range_are_taken(level: int) -> None:
+    policy = CachePolicy(low_watermark_blocks=level, high_watermark_blocks=level)
+    assert make_manager(4, policy=policy).num_free == 3
 
 
 # -- counters -----------------------------------------------------------------------------------
@@ -319,198 +308,41 @@ def test_counters_are_of_tokens_and_count_a_request_once(make_cache: MakeCache) 
     cache = make_cache(10)
     serve(cache, range(9))
     table = admitted(cache, range(9))
-    assert (cache.counters.queried_tokens, cache.counters.hit_tokens) == (18, 8)
+    counters = cache.counters
+    assert (counters.queried_tokens, counters.hit_tokens, counters.copied_tokens) == (18, 8, 0)
+    assert table.report is not None
     cache.release(table)
-    again = cache.admit(
-        chain_of(range(9)), num_tokens=9, max_tokens=9, max_hit_tokens=8, is_retry=True
-    )
-    assert again is not None
-    assert again.num_hit_tokens == 8
-    assert (cache.counters.queried_tokens, cache.counters.hit_tokens) == (18, 8)
-    assert (cache.counters.inserted_blocks, cache.counters.evicted_blocks) == (2, 0)
+    again = admitted(cache, range(9), is_retry=True)
+    assert (again.num_hit_tokens, again.report) == (8, None)
+    assert (counters.queried_tokens, counters.hit_tokens, counters.reuses) == (18, 8, 1)
+    assert (counters.inserted_blocks, counters.evicted_blocks) == (3, 0)
 
 
-# -- registered prefixes ------------------------------------------------------------------------
-
-
-def register(cache: CacheManager, prefix_id: PrefixId, tokens: range) -> None:
-    table = admitted(cache, tokens)
-    cache.commit(table, chain_of(tokens), len(tokens))
-    cache.register(prefix_id, table)
-    cache.release(table)
-
-
-def test_a_registered_prefix_is_never_evicted(make_cache: MakeCache) -> None:
-    cache = make_cache(6)
-    register(cache, P1, range(9))
-    assert [r[:3] for r in cache.registrations()] == [(P1, 8, (1, 2))]
-    assert gauges(cache) == (2, 0, 3)
-    assert cache.evict() == (0, 2)
-    assert admit(cache, range(20, 33)) is None
-    assert admitted(cache, range(9)).num_hit_tokens == 8
-
-
-def test_a_released_prefix_stays_cached_until_evicted(make_cache: MakeCache) -> None:
-    cache = make_cache(6)
-    register(cache, P1, range(9))
-    assert cache.unregister(P1)
-    assert not cache.unregister(P1)
-    assert [r[:3] for r in cache.registrations()] == []
-    assert parked_blocks(cache) == [2, 1]
-
-
-def test_registering_again_changes_nothing(make_cache: MakeCache) -> None:
-    cache = make_cache(8)
-    register(cache, P1, range(9))
-    register(cache, P1, range(9))
-    assert [cache.pool.num_holds(BlockId(b)) for b in (1, 2)] == [1, 1]
-    register(cache, P2, range(5))
-    assert cache.pool.num_holds(BlockId(1)) == 2
-    assert cache.unregister(P1)
-    assert (cache.num_live, parked_blocks(cache)) == (1, [2])
-
-
-def test_registering_other_tokens_replaces(make_cache: MakeCache) -> None:
-    cache = make_cache(8)
-    register(cache, P1, range(5))
-    register(cache, P1, range(20, 25))
-    assert [r[:3] for r in cache.registrations()] == [(P1, 4, (3,))]
-    assert parked_blocks(cache) == [1]
-
-
-def test_a_prefix_shorter_than_a_block_keeps_nothing(make_cache: MakeCache) -> None:
-    cache = make_cache(4)
-    cache.now_s = 5.0
-    register(cache, P1, range(3))
-    assert cache.registrations() == [(P1, 0, (), 5.0)]
-    assert cache.entries() == [CacheEntry("", 0, 0, 0, 0, 5.0, 5.0, (P1,))]
-    assert gauges(cache) == (0, 0, 3)
-    assert cache.unregister(P1)
-
-
-@pytest.mark.parametrize(("limit", "is_taken"), [(2, False), (3, True)])
-def test_registrations_hold_up_to_their_limit(
-    make_cache: MakeCache, limit: int, is_taken: bool
-) -> None:
-    cache = make_cache(10, max_registered_blocks=limit)
-    register(cache, P1, range(9))
-    table = admitted(cache, [*range(4), *range(30, 35)])  # shares a block with P1
-    cache.commit(table, chain_of([*range(4), *range(30, 35)]), 9)
-    before = gauges(cache), cache.registrations()
-    assert (cache.register(P2, table) is not None) == is_taken
-    assert cache.num_registered_blocks == (3 if is_taken else 2)
-    if not is_taken:
-        assert (gauges(cache), cache.registrations()) == before
-
-
-def test_a_replaced_registration_does_not_count_twice(make_cache: MakeCache) -> None:
-    cache = make_cache(6)
-    assert cache.max_registered_blocks == 2
-    register(cache, P1, range(9))
-    register(cache, P1, range(20, 29))
-    assert [r[:3] for r in cache.registrations()] == [(P1, 8, (4, 5))]
-
-
-def test_entries_show_leaves_and_registered_prefixes(make_cache: MakeCache) -> None:
+def test_the_time_between_two_uses_is_added_up(make_cache: MakeCache) -> None:
     cache = make_cache(10)
-    cache.now_s = 1.0
-    register(cache, P1, range(5))  # block 1
-    cache.now_s = 2.0
-    serve(cache, range(9))  # 1 <- 3
-    cache.now_s = 3.0
-    serve(cache, range(20, 25))
-    digests = [key.digest.hex() for key in chain_of(range(8)).keys]
-    other = chain_of(range(20, 25)).keys[0].digest.hex()
-    assert cache.entries() == [
-        CacheEntry(other, 4, 1, 0, num_hits=0, created_s=3.0, last_used_s=3.0, prefix_ids=()),
-        CacheEntry(
-            digests[0], 4, 1, 0, num_hits=1, created_s=1.0, last_used_s=2.0, prefix_ids=(P1,)
-        ),
-        CacheEntry(digests[1], 8, 2, 0, num_hits=1, created_s=2.0, last_used_s=2.0, prefix_ids=()),
-    ]
-
-
-def test_only_live_requests_use_an_entry(make_cache: MakeCache) -> None:
-    cache = make_cache(10)
-    register(cache, P1, range(4))
-    register(cache, P2, range(8))
-    assert [(e.num_blocks, e.num_requests) for e in cache.entries()] == [(1, 0), (2, 0)]
-    table = admitted(cache, range(9))
-    assert [(e.num_blocks, e.num_requests) for e in cache.entries()] == [(1, 1), (2, 1)]
-    cache.release(table)
-
-
-@pytest.mark.parametrize(("num_short", "is_taken"), [(1, True), (2, False)])
-def test_registrations_that_hold_nothing_are_counted_too(
-    make_cache: MakeCache, num_short: int, is_taken: bool
-) -> None:
-    cache = make_cache(10, max_registered_blocks=2)
-    for index in range(num_short):
-        register(cache, PrefixId(f"short{index}"), range(index, index + 2))
-    table = admitted(cache, range(5))
-    assert (cache.register(P1, table) is not None) == is_taken
-    cache.release(table)
-
-
-# -- the checker itself -------------------------------------------------------------------------
-
-
-def _lose_a_block(cache: CacheManager) -> None:
-    cache.pool.allocate(1)
-    cache.pool.release(BlockId(3))
-
-
-def _free_an_indexed_block(cache: CacheManager) -> None:
-    cache.index.unpark(cache.index.parked[0])
-    cache.pool.free(BlockId(2))
-
-
-def _turn_the_queue(cache: CacheManager) -> None:
-    node = cache.index.parked[0]
-    cache.index.unpark(node)
-    cache.index.park(node)
-
-
-def _hold_only_the_child(cache: CacheManager) -> None:
-    cache.index.unpark(cache.index.parked[0])
-    cache.pool.hold(BlockId(2))
-
-
-def _miscount_children(cache: CacheManager) -> None:
-    cache.index.parked[1].num_children = 0
-
-
-def _change_the_tokens(cache: CacheManager) -> None:
-    node = cache.index.parked[0]
-    node.key = BlockKey(node.key.digest, b"\0" * 16)
-
-
-def _hand_out_the_null_block(cache: CacheManager) -> None:
-    cache.pool = BlockPool(6)
-    cache.pool._free.appendleft(BlockId(0))
-
-
-def _hold_without_owner(cache: CacheManager) -> None:
-    cache.pool.allocate(1)
-
-
-@pytest.mark.parametrize(
-    ("damage", "sentence"),
-    [
-        (_lose_a_block, "block 3 is in 0 places"),
-        (_free_an_indexed_block, "free block 2 is indexed"),
-        (_turn_the_queue, "block 2 stands behind its parent 1"),
-        (_hold_only_the_child, "block 2 is held, but not its parent 1"),
-        (_miscount_children, "block 1 counts 0 children, has 1"),
-        (_change_the_tokens, "block 2 has a digest that is not of its tokens"),
-        (_hand_out_the_null_block, "block 0 is in 1 places"),
-        (_hold_without_owner, "has 1 holds, its owners have 0"),
-    ],
-)
-def test_the_checker_finds_damage(damage: Callable[[CacheManager], None], sentence: str) -> None:
-    cache = make_manager(6)
+    cache.now_s = 10.0
     serve(cache, range(8))
-    invariants.check(cache, [])
-    damage(cache)
-    with pytest.raises(InternalError, match=sentence):
-        invariants.check(cache, [])
+    cache.now_s = 13.0
+    serve(cache, range(6))  # copies of the second block
+    cache.now_s = 20.0
+    serve(cache, range(5))  # the first one only
+    assert (cache.counters.reuses, cache.counters.reuse_gap_s) == (2, 10.0)
+    cache.now_s = 30.0
+    serve(cache, range(50, 54))
+    cache.now_s = 31.0
+    assert desk.evict_blocks(cache, None) == (3, 0)
+    counters = cache.counters
+    assert (counters.evicted_blocks, counters.evicted_unused_blocks) == (3, 1)
+    assert counters.evicted_idle_s == (31 - 20) + (31 - 13) + (31 - 30)
+
+
+def test_a_copy_of_the_counters_does_not_change(make_cache: MakeCache) -> None:
+    cache = make_cache(4)
+    before = cache.counters.copy()
+    serve(cache, range(8))
+    desk.evict_blocks(cache, 1)
+    after = cache.counters.copy()
+    desk.evict_blocks(cache, 1)
+    assert (before.inserted_blocks, before.evicted_by) == (0, {})
+    assert (after.evicted_blocks, after.evicted_by) == (1, {"operator": 1})
+    assert cache.counters.evicted_by == {"operator": 2}
