@@ -130,7 +130,8 @@ def check_batch(batch: StepBatch) -> None:
                 f" {num_appended} appended, {len(row.past_slots)} past slots for"
                 f" {row.num_past} past tokens, in {gear}"
             )
-        _check_copies(batch.step_id, row)
+        if row.copies:
+            _check_copies(batch.step_id, row)
 
 
 def _check_copies(step_id: StepId, row: BatchRow) -> None:
