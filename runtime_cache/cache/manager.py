@@ -418,9 +418,13 @@ class CacheManager:
         position = num_tokens // self.block_size
         parent = self._node_of(table.blocks[position - 1]) if position else None
         tokens = chain.block(position, num_tokens)
+        digest = next_digest(chain.digest_before(position), tokens)
         table.tail = self.index.children_of(parent).covering(tokens)
-        if table.tail is None and table.copy is None:
-            digest = next_digest(chain.digest_before(position), tokens)
+        if table.tail is not None:
+            table.tail.stand_for(digest)
+        elif self.index.get(digest) is not None:
+            self.counters.collisions += 1
+        elif table.copy is None:
             table.tail = self._index(table, position, parent, digest, tokens)
 
     def _index(

@@ -35,7 +35,7 @@ class PrefixNode:
         priority: the highest of the requests that used it; the lowest goes first.
         num_hits: how often a request was admitted with this block.
         children: the blocks that directly follow; None for none.
-        earlier: digests it had when it held fewer tokens, and those of blocks it stands for.
+        earlier: digests of beginnings of its tokens that it was known by or took the place of.
         rank: the queue it is parked in; None while someone holds it.
         is_indexed: False once it has left the index.
     """
@@ -69,15 +69,18 @@ class PrefixNode:
             node = node.parent  # type: ignore[assignment]
         return nodes[::-1]
 
-    def take_over(self, shorter: PrefixNode) -> None:
-        """Stand for a block that held only the beginning of this one's tokens.
+    def stand_for(self, digest: BlockHash) -> None:
+        """A beginning of its tokens is cached because it is; a miss can say that it was there."""
+        if digest != self.digest and digest not in self.earlier:
+            self.earlier += (digest,)
 
-        So what was worth keeping stays worth keeping, and a miss can say that it was there.
-        """
+    def take_over(self, shorter: PrefixNode) -> None:
+        """Take the place of a block that held only a beginning: it stays as much worth keeping."""
         self.priority = max(self.priority, shorter.priority)
         self.num_hits = max(self.num_hits, shorter.num_hits)
         self.last_used_s = max(self.last_used_s, shorter.last_used_s)
-        self.earlier += (*shorter.earlier, shorter.digest)
+        for digest in (*shorter.earlier, shorter.digest):
+            self.stand_for(digest)
 
     @property
     def longest_tokens(self) -> int:
