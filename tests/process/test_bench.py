@@ -111,7 +111,7 @@ def test_index_with_a_cache_too_small_for_a_prompt():
 
 
 NOHIT = {"requests", "prompt_tokens", "answer_tokens", "at_once", "ratio", "requests_per_s_on"}
-NOHIT |= {"requests_per_s_off", "cpu_ms_on", "cpu_ms_off", "evicted_blocks"}
+NOHIT |= {"requests_per_s_off", "cpu_ms_on", "cpu_ms_off", "cost_us", "evicted_blocks"}
 
 
 def test_nohit(null_bundle: Path):
