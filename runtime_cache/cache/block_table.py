@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -97,6 +98,16 @@ class BlockTable:
         self.num_committed = 0
         self.tail = None
         return blocks
+
+    def distrust(self, damaged: Collection[PrefixNode]) -> None:
+        """Damaged blocks have left the cache; if it has any, what it computes now stays out."""
+        blocks = {node.block for node in damaged}
+        if self.copied_from not in damaged and blocks.isdisjoint(self.blocks):
+            return
+        self.is_caching = False
+        self.tail = None
+        places = (i for i in range(self.num_committed) if self.blocks[i] in blocks)
+        self.num_committed = next(places, self.num_committed)
 
     def _write_slots(self, position: int) -> None:
         size = self.block_size

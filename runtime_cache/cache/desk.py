@@ -116,10 +116,10 @@ def evict_entry(cache: CacheManager, digest: str) -> Evicted:
     """
     node = find(cache, digest)
     path = node.path
-    below = list(_below(node))
-    num_evicted = _evict_all(cache, below)
+    branch = list(below(node))
+    num_evicted = _evict_all(cache, branch)
     if node.is_indexed:
-        return Evicted(num_evicted, len(below) - num_evicted)
+        return Evicted(num_evicted, len(branch) - num_evicted)
     return Evicted(num_evicted + _evict_all(cache, path[-2::-1]), 0)
 
 
@@ -139,7 +139,7 @@ def _evict_all(cache: CacheManager, nodes: list[PrefixNode]) -> int:
     return num_evicted
 
 
-def _below(node: PrefixNode) -> Iterator[PrefixNode]:
+def below(node: PrefixNode) -> Iterator[PrefixNode]:
     """A node and all that goes on from it, children first."""
     stack, order = [node], []
     while stack:

@@ -493,6 +493,14 @@ class CacheManager:
                 self._remove(node)
                 self.counters.dropped_blocks += 1
 
+    def strike_off(self, node: PrefixNode) -> None:
+        """Take a damaged block that nothing continues out of the cache; who holds it keeps it."""
+        is_held = node.rank is None
+        self.index.remove(node)
+        if not is_held:
+            self.pool.free(node.block)
+        self.counters.damaged_blocks += 1
+
     # -- eviction -----------------------------------------------------------------------------
 
     def evict_oldest(self, num_blocks: int, reason: str) -> None:

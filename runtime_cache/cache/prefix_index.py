@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runtime_cache.cache.children import Children
 from runtime_cache.cache.eviction import EvictionQueue, Rank
@@ -17,6 +18,18 @@ from runtime_cache.cache.hashing import TOKEN_BYTES, HashChain
 from runtime_cache.cache.policy import DEFAULT_PRIORITY, EvictionPolicy
 from runtime_cache.errors import InternalError
 from runtime_cache.ids import BlockHash, BlockId
+
+
+class Seal(NamedTuple):
+    """What was seen of a block's KV, to see later that it is still the same.
+
+    Attributes:
+        checksum: when it was read for the first time.
+        seen_s: when it was last read, and was still so.
+    """
+
+    checksum: bytes
+    seen_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +49,7 @@ class PrefixNode:
         num_hits: how often a request was admitted with this block.
         children: the blocks that directly follow; None for none.
         earlier: digests of beginnings of its tokens that it was known by or took the place of.
+        seal: None until its KV, as far as it goes now, has been read (see `verification`).
         rank: the queue it is parked in; None while someone holds it.
         is_indexed: False once it has left the index.
     """
@@ -52,8 +66,14 @@ class PrefixNode:
     num_hits: int = 0
     children: Children | None = None
     earlier: tuple[BlockHash, ...] = ()
+    seal: Seal | None = None
     rank: Rank | None = None
     is_indexed: bool = True
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens in this block."""
+        return len(self.tokens) // TOKEN_BYTES
 
     @property
     def num_children(self) -> int:
@@ -192,7 +212,7 @@ class PrefixIndex:
         del self._by_digest[node.digest]
         node.earlier += (node.digest,)
         node.num_tokens += (len(tokens) - len(node.tokens)) // TOKEN_BYTES
-        node.digest, node.tokens = digest, tokens
+        node.digest, node.tokens, node.seal = digest, tokens, None
         self._by_digest[digest] = node
         siblings.add(node)
 

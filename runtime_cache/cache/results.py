@@ -141,6 +141,8 @@ class CacheCounters:
         superseded_blocks: partly filled blocks given up for one that goes on from them.
         duplicate_blocks: blocks computed twice, the second copy given up for the first.
         dropped_blocks: blocks given up because their step failed or gave bad logits.
+        damaged_blocks: blocks given up because their KV, or that of a block before them, was read
+            again and found damaged (see `verification`).
         collisions: blocks kept out of the index because another block has their digest.
         reuses: admissions with a hit.
         reuse_gap_s: how long the reused prefixes had not been used, added up.
@@ -158,6 +160,7 @@ class CacheCounters:
     superseded_blocks: int = 0
     duplicate_blocks: int = 0
     dropped_blocks: int = 0
+    damaged_blocks: int = 0
     collisions: int = 0
     reuses: int = 0
     reuse_gap_s: float = 0.0

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from runtime_cache.cache.prefix_index import PrefixNode
 from runtime_cache.cache.results import CacheReport, Keep
+from runtime_cache.cache.verification import Verdict
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.request import TokenLogprobs, Usage
 from runtime_cache.ids import PrefixId, RequestId
@@ -109,6 +111,26 @@ class ReportExplained:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportToRead:
+    """Answer to VerifyAsked.
+
+    Attributes:
+        nodes: whose blocks to read, in the order of their numbers.
+        next_block: the number of the first block that was left out; None if none was.
+    """
+
+    nodes: tuple[PrefixNode, ...]
+    next_block: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportJudged:
+    """Answer to BlockRead."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
 class ReportRefused:
     """Answer to a question that cannot be granted; nothing has changed."""
 
@@ -119,6 +141,13 @@ class ReportRefused:
 
 
 Report = (
-    ReportEvicted | ReportReleased | ReportPinned | ReportUnpinned | ReportExplained | ReportRefused
+    ReportEvicted
+    | ReportReleased
+    | ReportPinned
+    | ReportUnpinned
+    | ReportExplained
+    | ReportToRead
+    | ReportJudged
+    | ReportRefused
 )
 Command = RunStep | EmitTokens | FinishRequest | FailRequest | Report

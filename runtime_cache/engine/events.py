@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from runtime_cache.cache.verification import Reading
 from runtime_cache.engine.request import BadLogits, NewRequest, Sampled, TokenArray
 from runtime_cache.ids import DEFAULT_TENANT, PrefixId, RequestId, StepId, TenantName
 
@@ -141,8 +142,36 @@ class ExplainAsked:
     tenant: TenantName = DEFAULT_TENANT
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyAsked:
+    """An operator wants cached KV to be read and compared: which blocks?
+
+    Attributes:
+        max_blocks: how many at the most [at least 1].
+        first_block: those with smaller numbers are not wanted.
+        tenant: whose; None for every tenant's.
+        digest: only those of this prefix (a beginning of its digest, hexadecimal).
+    """
+
+    max_blocks: int
+    now_s: float
+    first_block: int = 0
+    tenant: TenantName | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRead:
+    """One of those blocks has been read."""
+
+    reading: Reading
+    now_s: float
+
+
 #: What operators ask; answered within the same `handle`.
-Question = PrefixReleased | EvictAsked | PinAsked | UnpinAsked | ExplainAsked
+Question = (
+    PrefixReleased | EvictAsked | PinAsked | UnpinAsked | ExplainAsked | VerifyAsked | BlockRead
+)
 
 Event = (
     RequestArrived | CancelRequested | StepDone | StepFailed | ClockTicked | DrainStarted | Question

@@ -6,11 +6,12 @@ allocates nothing on the device, and waits once per step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from runtime_cache.device.acl_codes import STREAM_SYNC_TIMEOUT
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.kv_layout import KvLayout
 from runtime_cache.device.kv_pool import KvPool
+from runtime_cache.device.kv_reader import KvReader
 from runtime_cache.device.om_model import LoadedGear, OmModel
 from runtime_cache.device.teardown import Teardown
 from runtime_cache.engine.batch import InputViews, StepBatch, check_batch, write_inputs
@@ -28,6 +30,7 @@ from runtime_cache.engine.gears import Role
 from runtime_cache.errors import AclError, BundleError, DeviceLost, InternalError
 
 Logits = npt.NDArray[np.float32]
+Queued = TypeVar("Queued")
 
 
 @dataclass(slots=True)
@@ -143,9 +146,33 @@ class Executor:
         self.resynchronize()
         write_inputs(batch, runnable.inputs, self.layout.rows_per_slot)
         wanted = [index for index, row in enumerate(batch.rows) if row.sampler is not None]
-        moved = self._run_queued(batch, runnable, wanted)
+        moved = self._run_queued(lambda: self._queue(batch, runnable, wanted))
         self._count(batch, moved)
         return _rows(runnable.model.outputs.logits, wanted)
+
+    @property
+    def max_read_tokens(self) -> int:
+        """How many tokens `read` takes at once."""
+        return self._reader.max_tokens
+
+    def read(self, first_slot: int, num_tokens: int) -> bytes:
+        """Copies the KV of a run of slots to the host, for an operator who wants it checked.
+
+        No step does this: in service KV never leaves device memory.
+
+        Args:
+            num_tokens: at most `max_read_tokens`.
+
+        Returns:
+            [groups, num_tokens, bytes of a token in a group], in the pool's order.
+
+        Raises:
+            InternalError: the run leaves the blocks, or is too long.
+            AclError, DeviceLost: as `run`; nothing of the pool has changed.
+        """
+        self.resynchronize()
+        rows = self._run_queued(lambda: self._reader.queue(first_slot, num_tokens))
+        return rows.tobytes()
 
     def resynchronize(self) -> None:
         """Waits for the work of a step that timed out; nothing to do in the usual case.
@@ -174,6 +201,8 @@ class Executor:
     def _load(self, manifest: Manifest, bundle_dir: Path) -> None:
         self._pool = KvPool(self._device, self.layout)
         self._teardown.push(self._pool.close)
+        self._reader = KvReader(self._device, self._pool)
+        self._teardown.push(self._reader.close)
         contract = GraphContract.of(manifest)
         for om in manifest.oms:
             if not om.prefill and not om.decode:
@@ -197,11 +226,11 @@ class Executor:
             )
         return runnable
 
-    def _run_queued(self, batch: StepBatch, runnable: _Runnable, wanted: list[int]) -> _Moved:
-        """Queues the whole step, waits once."""
+    def _run_queued(self, queue: Callable[[], Queued]) -> Queued:
+        """Queues all of it, waits once."""
         self._is_in_flight = True
         try:
-            moved = self._queue(batch, runnable, wanted)
+            queued = queue()
         except BaseException:
             # What was queued before still reads the staging buffers; the first error is reported.
             self._settle_quietly()
@@ -212,7 +241,7 @@ class Executor:
             self._is_in_flight = error.acl_code == STREAM_SYNC_TIMEOUT
             raise
         self._is_in_flight = False
-        return moved
+        return queued
 
     def _queue(self, batch: StepBatch, runnable: _Runnable, wanted: list[int]) -> _Moved:
         model = runnable.model

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from runtime_cache.cache.results import Keep
+from runtime_cache.cache.verification import Reading, Verdict
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.commands import (
     Command,
@@ -25,13 +26,16 @@ from runtime_cache.engine.commands import (
     Report,
     ReportEvicted,
     ReportExplained,
+    ReportJudged,
     ReportPinned,
     ReportRefused,
     ReportReleased,
+    ReportToRead,
     ReportUnpinned,
     RunStep,
 )
 from runtime_cache.engine.events import (
+    BlockRead,
     CancelReason,
     CancelRequested,
     ClockTicked,
@@ -46,6 +50,7 @@ from runtime_cache.engine.events import (
     StepDone,
     StepFailed,
     UnpinAsked,
+    VerifyAsked,
 )
 from runtime_cache.engine.request import BadLogits, NewRequest, Sampled, TokenArray
 from runtime_cache.engine.state import EngineState
@@ -189,6 +194,24 @@ class EngineLoop:
             InvalidRequest: the prompt is empty.
         """
         return self._ask(ExplainAsked(tokens, self._clock(), tenant), ReportExplained)
+
+    def blocks_to_read(
+        self, tenant: TenantName | None, digest: str | None, *, first_block: int, max_blocks: int
+    ) -> ReportToRead:
+        """Which blocks `VerifyAsked` means.
+
+        Args:
+            tenant: None for every tenant.
+
+        Raises:
+            UnknownEntry, InvalidRequest: as `evict`.
+        """
+        question = VerifyAsked(max_blocks, self._clock(), first_block, tenant, digest)
+        return self._ask(question, ReportToRead)
+
+    def judge(self, reading: Reading) -> Verdict:
+        """What a reading of a block says; one that is damaged leaves the cache."""
+        return self._ask(BlockRead(reading, self._clock()), ReportJudged).verdict
 
     async def drain(self, timeout_s: float) -> int:
         """Take no new requests, let the admitted ones end, then cancel what is left.

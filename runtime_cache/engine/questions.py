@@ -2,43 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 
-from runtime_cache.cache import desk
+from runtime_cache.cache import desk, verification
+from runtime_cache.cache.block_table import BlockTable
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.results import Evicted
 from runtime_cache.engine.commands import (
     Report,
     ReportEvicted,
     ReportExplained,
+    ReportJudged,
     ReportPinned,
     ReportRefused,
     ReportReleased,
+    ReportToRead,
     ReportUnpinned,
 )
 from runtime_cache.engine.events import (
+    BlockRead,
     EvictAsked,
     ExplainAsked,
     PinAsked,
     PrefixReleased,
     Question,
     UnpinAsked,
+    VerifyAsked,
 )
 from runtime_cache.errors import CapacityError, InvalidRequest, RequestError, UnknownEntry
-from runtime_cache.ids import TenantName
+from runtime_cache.ids import BlockId, TenantName
 
 Caches = Mapping[TenantName, CacheManager]
 
 
-def answer(caches: Caches, question: Question, *, retry_after_ms: int) -> Report:
+def answer(
+    caches: Caches, question: Question, *, tables: Sequence[BlockTable], retry_after_ms: int
+) -> Report:
     """Do what is asked, or say why not; then nothing has changed.
 
     Args:
+        tables: of all live requests.
         retry_after_ms: when to ask again for what there is no room for now.
     """
     try:
         if isinstance(question, EvictAsked):
             return ReportEvicted(*_evict(caches, question))
+        if isinstance(question, VerifyAsked):
+            return _to_read(caches, question)
+        if isinstance(question, BlockRead):
+            cache = _owner(caches, question.reading.node.block)
+            return ReportJudged(verification.judge(cache, question.reading, tables))
         cache = _cache_of(caches, question.tenant)
         if isinstance(question, PinAsked):
             return _pin(cache, question, retry_after_ms)
@@ -84,9 +98,7 @@ def _answer(cache: CacheManager, question: PrefixReleased | UnpinAsked | Explain
 
 
 def _evict(caches: Caches, question: EvictAsked) -> Evicted:
-    asked = list(caches.values())
-    if question.tenant is not None:
-        asked = [_cache_of(caches, question.tenant)]
+    asked = _asked(caches, question.tenant)
     if question.digest is not None:
         return desk.evict_entry(_holder(asked, question.digest), question.digest)
     num_evicted = num_in_use = 0
@@ -99,6 +111,29 @@ def _evict(caches: Caches, question: EvictAsked) -> Evicted:
         num_evicted += evicted.num_evicted
         num_in_use += evicted.num_in_use
     return Evicted(num_evicted, num_in_use)
+
+
+def _asked(caches: Caches, tenant: TenantName | None) -> list[CacheManager]:
+    """One tenant's cache, or all."""
+    return list(caches.values()) if tenant is None else [_cache_of(caches, tenant)]
+
+
+def _to_read(caches: Caches, question: VerifyAsked) -> ReportToRead:
+    asked = _asked(caches, question.tenant)
+    if question.digest is not None:
+        asked = [_holder(asked, question.digest)]
+    asked.sort(key=lambda cache: cache.pool.blocks.start)
+    nodes = chain.from_iterable(
+        verification.blocks_to_read(cache, question.digest, question.first_block) for cache in asked
+    )
+    found = tuple(islice(nodes, question.max_blocks))
+    left_out = next(nodes, None)
+    return ReportToRead(found, None if left_out is None else left_out.block)
+
+
+def _owner(caches: Caches, block: BlockId) -> CacheManager:
+    """Whose block it is."""
+    return next(cache for cache in caches.values() if block in cache.pool.blocks)
 
 
 def _holder(caches: list[CacheManager], digest: str) -> CacheManager:

@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from runtime_cache.cache.block_table import BlockTable
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.results import Keep
 from runtime_cache.engine import questions
@@ -208,8 +209,15 @@ class EngineState:
                 self._is_draining = True
             case _:
                 retry_after_ms = self._pace.retry_after_ms(self._now_s)
-                report = questions.answer(self._caches, event, retry_after_ms=retry_after_ms)
+                report = questions.answer(
+                    self._caches, event, tables=self._tables(), retry_after_ms=retry_after_ms
+                )
                 self._out.append(report)
+
+    def _tables(self) -> list[BlockTable]:
+        """Of all requests that have blocks."""
+        in_flight = () if self._in_flight is None else self._in_flight.sequences
+        return [s.table for s in (*self._scheduler.running, *in_flight) if s.table is not None]
 
     # -- arrivals -----------------------------------------------------------------------------
 
