@@ -131,3 +131,39 @@ def test_the_families_may_differ_in_past() -> None:
 def test_gears_of_the_wrong_role_stop_the_start(prefill: list[Gear], decode: list[Gear]) -> None:
     with pytest.raises(ConfigError):
         GearTable(prefill, decode)
+
+
+# -- one gear a role ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("min_chunk", "chunk"),
+    [(1, 16), (16, 16), (17, 64), (64, 64), (65, 256), (256, 256), (257, 256)],
+)
+def test_a_fixed_table_has_the_smallest_chunk_of_at_least(min_chunk: int, chunk: int) -> None:
+    table = TABLE.fixed(min_chunk)
+    assert table.is_fixed
+    assert (table.chunk, table.max_batch, table.max_model_len) == (chunk, 1, 512)
+    for past in (0, 128, 512):
+        assert table.pick("prefill", chunk=1, past=past) == Gear(1, chunk, 512)
+        assert table.pick("decode", past=past) == Gear(1, 1, 512)
+        assert table.max_batch_at(past) == 1
+        assert table.chunk_for(chunk + 1, past=past) == chunk
+        assert table.chunk_for(chunk - 1, past=past, max_tokens=1) == chunk - 1
+    assert not TABLE.is_fixed
+
+
+def test_a_fixed_table_keeps_the_longest_past() -> None:
+    table = GearTable(
+        [Gear(1, 16, 128), Gear(1, 64, 512), Gear(1, 256, 512)],
+        [Gear(1, 1, 128), Gear(8, 1, 512), Gear(4, 1, 512)],
+    ).fixed(1)
+    assert table.pick("prefill", past=0) == Gear(1, 64, 512)
+    assert table.pick("decode", past=0) == Gear(4, 1, 512)
+    assert (table.max_batch, table.max_batch_at(0), table.max_model_len) == (1, 1, 512)
+
+
+def test_a_table_of_one_gear_a_role_is_fixed_if_it_feeds_one_row() -> None:
+    assert GearTable([Gear(1, 16, 64)], [Gear(1, 1, 64)]).is_fixed
+    assert not GearTable([Gear(1, 16, 64)], [Gear(2, 1, 64)]).is_fixed
+    assert not GearTable([Gear(1, 16, 64), Gear(1, 32, 64)], [Gear(1, 1, 64)]).is_fixed
