@@ -6,13 +6,28 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from runtime_cache.engine.commands import EmitTokens, FailRequest, ReportEvicted
+from runtime_cache.cache.results import CacheReport
+from runtime_cache.engine.commands import (
+    EmitTokens,
+    FailRequest,
+    ReportEvicted,
+    ReportExplained,
+)
 from runtime_cache.engine.loop import Answer
-from runtime_cache.engine.request import Sampled
-from runtime_cache.errors import AclError, DeviceLost, InternalError
-from runtime_cache.ids import PrefixId
+from runtime_cache.engine.request import NewRequest, Sampled, SamplingParams
+from runtime_cache.errors import (
+    AclError,
+    CapacityError,
+    DeviceLost,
+    InternalError,
+    InvalidRequest,
+    UnknownEntry,
+)
+from runtime_cache.ids import DEFAULT_TENANT, PrefixId, RequestId, TenantName
+from tests.support.caching import digests_of
 from tests.support.engine_rig import Letters, expected_answer
 from tests.support.loop_rig import Heard, LoopRig
 
@@ -351,6 +366,65 @@ async def test_register_evict_and_release(new_rig: NewRig) -> None:
     assert not rig.engine.release_prefix(PrefixId("p"))
     assert rig.engine.evict(None, max_blocks=1) == ReportEvicted(num_evicted=1, num_in_use=0)
     assert rig.engine.evict(None) == ReportEvicted(num_evicted=1, num_in_use=0)
+
+
+async def test_pin_explain_and_unpin(new_rig: NewRig) -> None:
+    rig = new_rig()
+    heard = rig.ask(range(9), 1)
+    await rig.run(heard)
+    digest = digests_of(range(9))[1]
+    keep = rig.engine.pin(DEFAULT_TENANT, digest)
+    assert (keep.kind, keep.digest, keep.num_tokens) == ("pin", digest, 8)
+    assert rig.engine.evict(DEFAULT_TENANT) == ReportEvicted(num_evicted=1, num_in_use=2)
+    prompt = np.array([*range(8), 50, 51], dtype=np.int32)
+    explained = rig.engine.explain(DEFAULT_TENANT, prompt)
+    assert explained == ReportExplained(CacheReport(8, "extended", 8, 8), prompt_tokens=10)
+    assert rig.engine.unpin(DEFAULT_TENANT, digest[:8]) == keep
+    assert rig.engine.evict(DEFAULT_TENANT, digest=digest) == ReportEvicted(2, 0)
+    assert rig.engine.evict(DEFAULT_TENANT, idle_s=0.0) == ReportEvicted(0, 0)
+
+
+async def test_a_lease_is_given_up_by_the_timer(new_rig: NewRig) -> None:
+    rig = new_rig()
+    heard = rig.ask(range(9), 1)
+    await rig.run(heard)
+    keep = rig.engine.pin(DEFAULT_TENANT, digests_of(range(9))[0], ttl_s=500.0)
+    assert (keep.kind, keep.expires_s) == ("lease", 600.0)
+    assert rig.engine._timer is not None
+    rig.clock.now_s = 600.0
+    rig.engine._tick()
+    assert rig.engine._timer is None
+    assert rig.cache.num_live == 0
+
+
+async def test_a_refused_question_is_raised_as_what_it_is(new_rig: NewRig) -> None:
+    rig = new_rig()
+    heard = [rig.ask(range(start, start + 40), 1) for start in (0, 10)]
+    assert all([(await one.failed()).code == "too_long" for one in heard])
+    heard = [rig.ask(range(start, start + 30), 1) for start in (0, 10)]
+    await rig.run(*heard)
+    digests = digests_of(range(30))
+    rig.engine.pin(DEFAULT_TENANT, digests[6])
+    with pytest.raises(CapacityError, match="neither number may exceed 11") as full:
+        rig.engine.pin(DEFAULT_TENANT, digests_of(range(10, 40))[6])
+    assert full.value.retry_after_ms == 10
+    with pytest.raises(UnknownEntry, match="nothing cached"):
+        rig.engine.pin(DEFAULT_TENANT, "ff" * 32)
+    with pytest.raises(InvalidRequest, match="no tenant `x`"):
+        rig.engine.unpin(TenantName("x"), digests[0])
+    with pytest.raises(InvalidRequest, match="the prompt is empty"):
+        rig.engine.explain(DEFAULT_TENANT, np.array([], dtype=np.int32))
+    assert not rig.engine.fatal.done()
+
+
+async def test_a_request_of_no_tenant_breaks_nothing(new_rig: NewRig) -> None:
+    rig = new_rig()
+    request = NewRequest(
+        RequestId(1), np.array([1, 2], dtype=np.int32), SamplingParams(), tenant=TenantName("x")
+    )
+    with pytest.raises(InternalError, match="no tenant `x`"):
+        rig.engine.submit(request, print)
+    assert (rig.engine.num_unanswered, rig.engine.fatal.done()) == (0, False)
 
 
 async def test_samples_reach_the_request_they_are_of(new_rig: NewRig) -> None:
