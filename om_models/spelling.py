@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ class Spelling:
             state: `tokenizer.json`.
         """
         self._pieces = pieces
-        self._space = _space_rule(state)
+        self._is_space_forced = _is_space_forced(state)
         self._splits = _mask(len(pieces), [i for i, t in added.items() if not t.normalized])
         dividers = _dividers(added)
         self._is_divider = _mask(len(pieces), list(dividers))
@@ -73,12 +72,6 @@ class Spelling:
             return None
         return np.cumsum([len(piece) for piece in pieces], dtype=np.int32)
 
-    def has_space_put_after(self, token_ids: Int32Array) -> bool:
-        """Whether a text that follows these tokens gets a space of the vocabulary's own."""
-        if not token_ids.size:
-            return self._space.is_at_start
-        return self._space.is_in_each_part and bool(self._splits[token_ids[-1]])
-
     def is_divider(self, token_ids: Int32Array) -> BoolArray:
         """Which of the tokens are dividers."""
         return self._is_divider[token_ids]
@@ -95,35 +88,15 @@ class Spelling:
 
     def _is_put_before(self, text: bytes, position: int) -> bool:
         """Whether the space that begins a part is not the text's own."""
-        return self._space.is_forced or not text.startswith(b" ", position)
+        return self._is_space_forced or not text.startswith(b" ", position)
 
 
-@dataclass(frozen=True, slots=True)
-class _SpaceRule:
-    """The space that a vocabulary puts before text.
+def _is_space_forced(state: Mapping[str, Any]) -> bool:
+    """Whether a space is put before each part even if it begins with one (a `Prepend`).
 
-    Attributes:
-        is_at_start: before the text.
-        is_in_each_part: also before what follows an added token.
-        is_forced: even if there is one already.
+    Byte-level and Metaspace pre-tokenizers put one only where there is none.
     """
-
-    is_at_start: bool = False
-    is_in_each_part: bool = False
-    is_forced: bool = False
-
-
-def _space_rule(state: Mapping[str, Any]) -> _SpaceRule:
-    for part in _parts(state["normalizer"], "normalizers"):
-        if part["type"] == "Prepend":
-            return _SpaceRule(is_at_start=True, is_in_each_part=True, is_forced=True)
-    for part in _parts(state["pre_tokenizer"], "pretokenizers"):
-        if part["type"] == "ByteLevel" and part["add_prefix_space"]:
-            return _SpaceRule(is_at_start=True, is_in_each_part=True)
-        if part["type"] == "Metaspace":
-            scheme = part.get("prepend_scheme", "always")
-            return _SpaceRule(scheme != "never", scheme == "always")
-    return _SpaceRule()
+    return any(part["type"] == "Prepend" for part in _parts(state["normalizer"], "normalizers"))
 
 
 def _parts(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:

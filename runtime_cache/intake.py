@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -33,10 +34,12 @@ class Prompt:
         tokens: ids [int32], a registered prefix included.
         spelled: the text they stand for, so that the answer can be remembered; None for ids, for
             what follows a registered prefix, and for a text that nothing is to be remembered of.
+        is_chat: the chat template has laid it out.
     """
 
     tokens: TokenArray
     spelled: TokenizedText | None = None
+    is_chat: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,12 @@ class Intake:
             answer: all its ids. Those whose text was not shown do no harm: no text can mean a
                 special token, and a prompt has a stop string's ids only if it has the string.
         """
-        if self.memory is not None and prompt.spelled is not None:
-            Recall(self.tokenizer, self.memory).remember(prompt.spelled, answer)
+        if self.memory is None or prompt.spelled is None:
+            return
+        is_continuation = not prompt.is_chat or self._has_space_before_answers
+        Recall(self.tokenizer, self.memory).remember(
+            prompt.spelled, answer, is_continuation=is_continuation
+        )
 
     def params(self, message: wire.AnswerRequest, *, seed: int) -> SamplingParams:
         """The engine's form of the sampling fields.
@@ -152,6 +159,23 @@ class Intake:
         # The template writes the begin-of-text token itself where the model wants one.
         return self._encode(text, self._memory_for(message), add_bos=False, is_chat=True)
 
+    @cached_property
+    def _has_space_before_answers(self) -> bool:
+        """Whether the chat template itself writes the space that a chat's answer is shown without.
+
+        Llama 2's does, Mistral's does not.
+        """
+        question = {"role": "user", "content": "a"}
+        answer = {"role": "assistant", "content": "b"}
+        if self.chat_template is None:
+            return False
+        try:
+            opened = self.chat_template.render([question])
+            whole = self.chat_template.render([question, answer], add_generation_prompt=False)
+        except ChatTemplateError:
+            return False
+        return whole.startswith(f"{opened} b")
+
     def _memory_for(self, message: Prompted) -> TextMemory | None:
         """The memory if this message may be read with it."""
         is_fresh = isinstance(message, wire.Register) or (
@@ -169,7 +193,9 @@ class Intake:
             found = recall.encode(text, add_bos=add_bos, is_chat=is_chat)
         except TokenizerError as error:
             raise InvalidRequest(str(error)) from error
-        return Prompt(found.tokens, found) if isinstance(found, TokenizedText) else Prompt(found)
+        if not isinstance(found, TokenizedText):
+            return Prompt(found)
+        return Prompt(found.tokens, found, is_chat)
 
     def _given_ids(self, ids: tuple[int, ...]) -> TokenArray:
         tokens = np.asarray(ids, dtype=np.int32)

@@ -57,12 +57,17 @@ class Recall:
         ends = self.tokenizer.ends(tokens, raw)
         return tokens if ends is None else TokenizedText(raw, tokens, ends)
 
-    def remember(self, prompt: TokenizedText, answer: Sequence[int]) -> None:
+    def remember(
+        self, prompt: TokenizedText, answer: Sequence[int], *, is_continuation: bool
+    ) -> None:
         """Keep the ids of an answer to `prompt`, up to the first that is not text.
 
         A special token inside an answer is not shown, so no prompt can mean it.
+
+        Args:
+            is_continuation: as in `Tokenizer.detokenizer`, so that the text is the one that a
+                prompt which goes on from it will have.
         """
-        is_continuation = not self.tokenizer.spelling.has_space_put_after(prompt.tokens)
         text, ends = self.tokenizer.spell(answer, is_continuation=is_continuation)
         if not ends:
             return

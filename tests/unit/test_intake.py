@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -13,16 +14,47 @@ from om_models.chat import ChatTemplate
 from runtime_cache.engine.request import SamplingParams
 from runtime_cache.errors import InvalidRequest, UnknownPrefix
 from runtime_cache.ids import PrefixId
-from runtime_cache.intake import Intake, Prompted
+from runtime_cache.intake import Intake, Prompt, Prompted
 from tests.support.desk import BOS, TEMPLATE, VOCAB, tokenizer
+from tests.support.vocabularies import DATA, vocabulary
 
 ID = MessageId("1")
 TURNS = (ChatMessage("system", "a"), ChatMessage("user", "b"))
 
 
+#: A second turn: what was said before, the answer, the next question.
+MISTRAL, SMOLLM2, LLAMA3 = (
+    json.loads((DATA / "chat.json").read_text("utf-8"))["templates"][name]
+    for name in ("mistral", "smollm2", "llama3")
+)
+#: As Llama 2's: it strips an answer and puts a space on both sides.
+LLAMA2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content.strip() }} [/INST]"
+    "{% else %} {{ m.content.strip() }} </s>{% endif %}{% endfor %}"
+)
+
+
 def intake(bos: int | None = BOS, template: str | None = TEMPLATE) -> Intake:
     chat_template = None if template is None else ChatTemplate(template)
     return Intake(tokenizer(bos), chat_template, VOCAB)
+
+
+def talking(vocabulary_name: str, template: str) -> Intake:
+    reader = vocabulary(vocabulary_name)
+    return Intake(reader, ChatTemplate(template, "<s>", "</s>"), reader.vocab_size)
+
+
+def chat(*contents: str, **fields: Any) -> Chat:
+    """User and assistant by turns."""
+    roles: list[Any] = ["user", "assistant"]
+    turns = [ChatMessage(roles[i % 2], text) for i, text in enumerate(contents)]
+    return Chat(ID, messages=tuple(turns), **fields)
+
+
+def letters(reader: Intake, text: str) -> list[int]:
+    """Ids as no tokenizer would give them: letter by letter, a space only where one is written."""
+    table = {reader.tokenizer.token_text(i): i for i in range(reader.vocab_size)}
+    return [table[letter] for letter in text]
 
 
 def ids_of(text: str) -> list[int]:
@@ -193,3 +225,119 @@ def test_every_sampling_field_arrives() -> None:
 def test_the_seed_is_drawn_for_those_that_bring_none() -> None:
     params = intake().params(Generate(ID, prompt="a"), seed=99)
     assert params == SamplingParams(seed=99)
+
+
+# --- what is remembered ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("vocabulary_name", "template", "answer", "num_kept"),
+    [
+        ("smollm2", SMOLLM2, "the other", 9),
+        ("smollm2", SMOLLM2, " the other\n\n", 12),
+        # Its special tokens are none here, so that every seam is between two words.
+        ("smollm2", LLAMA3, "the other", 9),
+        ("smollm2", LLAMA3, "the other\n\n", 9),  # it strips
+        ("smollm2", LLAMA3, "\nthe other", 0),
+        # The first word's space is not shown: Llama 2's template writes it, Mistral's does not.
+        ("sentencepiece", LLAMA2, " the other", 10),
+        ("sentencepiece", MISTRAL, " the other", 10),
+        ("sentencepiece", MISTRAL, "the other", 9),
+        ("sentencepiece without prefix", MISTRAL, "the other", 9),
+    ],
+)
+def test_the_next_turn_of_a_chat_has_the_ids_of_the_answer(
+    vocabulary_name: str, template: str, answer: str, num_kept: int
+) -> None:
+    reader = talking(vocabulary_name, template)
+    first = reader.read(chat("What?"))
+    ids = letters(reader, answer)
+    shown = reader.tokenizer.decode(ids)
+    fresh = reader.read(chat("What?", shown, "And?")).tokens.tolist()
+    reader.remember(first, ids)
+    second = reader.read(chat("What?", shown, "And?")).tokens.tolist()
+    if not num_kept:
+        assert second == fresh
+        return
+    head = first.tokens.tolist() + ids[:num_kept]
+    assert second[: len(head)] == head
+    assert second != fresh
+    # The next question is as it would be without a memory.
+    rest = second[len(head) :]
+    assert rest == fresh[-len(rest) :]
+    assert len(rest) > 5
+
+
+def test_what_is_said_by_other_means_has_the_same_ids() -> None:
+    """`tokenize` tells what `chat` and `generate` would use."""
+    reader = talking("smollm2", SMOLLM2)
+    reader.remember(reader.read(chat("What?")), letters(reader, "the other"))
+    message = chat("What?", "the other", "And?")
+    known = reader.read(message).tokens.tolist()
+    assert reader.chat_template is not None
+    text = reader.chat_template.render(
+        [{"role": t.role, "content": t.content} for t in message.messages]
+    )
+    for same in (
+        Tokenize(ID, messages=message.messages),
+        Tokenize(ID, text=text),
+        Generate(ID, prompt=text),
+    ):
+        assert reader.read(same).tokens.tolist() == known
+
+
+def test_what_is_tokenised_afresh() -> None:
+    reader = talking("smollm2", SMOLLM2)
+    message = chat("What?", "the other", "And?")
+    fresh = reader.read(message).tokens.tolist()
+    reader.remember(reader.read(chat("What?")), letters(reader, "the other"))
+    assert reader.read(message).tokens.tolist() != fresh
+    unused = chat("What?", "the other", "And?", use_cache=False)
+    assert reader.read(unused).tokens.tolist() == fresh
+    registered = reader.read(Register(ID, messages=message.messages)).tokens.tolist()
+    assert registered == fresh[: len(registered)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Generate(ID, prompt_ids=(64, 65)),
+        Generate(ID, prompt="b", prefix_id=PrefixName("p-1")),
+        Generate(ID, prompt="b", use_cache=False),
+        Register(ID, text="ab"),
+    ],
+)
+def test_prompts_of_which_nothing_is_remembered(message: Prompted) -> None:
+    reader = intake()
+    reader.prefixes[PrefixId("p-1")] = np.array([256, 64], dtype=np.int32)
+    prompt = reader.read(message)
+    assert prompt.spelled is None
+    reader.remember(prompt, [66])
+    assert reader.memory is not None
+    assert len(reader.memory) == 0
+
+
+def test_what_follows_a_prefix_is_not_taken_for_a_text_of_its_own() -> None:
+    reader = intake()
+    reader.prefixes[PrefixId("p-1")] = np.array([256, 64], dtype=np.int32)
+    reader.remember(reader.read(Generate(ID, prompt="b</s>")), [66])
+    text = "b</s>c</s>"
+    expected = [256, 64, *ids_of(text)]
+    found = reader.read(Generate(ID, prompt=text, prefix_id=PrefixName("p-1")))
+    assert found.tokens.tolist() == expected
+
+
+def test_without_a_memory() -> None:
+    reader = Intake(tokenizer(), ChatTemplate(TEMPLATE), VOCAB, memory=None)
+    prompt = reader.read(Chat(ID, messages=TURNS))
+    assert prompt.spelled is None
+    reader.remember(prompt, [64])
+    assert reader.read(Chat(ID, messages=TURNS)).tokens.tolist() == prompt.tokens.tolist()
+
+
+@pytest.mark.parametrize("template", [None, "{{ raise_exception('no') }}"])
+def test_a_template_that_cannot_be_asked_for_its_spaces(template: str | None) -> None:
+    reader = intake(template=template)
+    reader.remember(Prompt(np.array([64], dtype=np.int32), is_chat=True), [65])
+    assert reader.memory is not None
+    assert len(reader.memory) == 0

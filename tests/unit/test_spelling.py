@@ -106,32 +106,6 @@ def test_each_token_stands_for_its_own_part(name: str, text: str) -> None:
         assert raw[start:end].decode("utf-8", "replace") in (own, own.removeprefix(" "))
 
 
-# --- the space before an answer ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "after_nothing", "after_a_part", "after_text"),
-    [
-        ("smollm2", False, False, False),
-        ("bytes with a space", True, True, False),
-        ("sentencepiece", True, True, False),
-        ("sentencepiece without prefix", False, False, False),
-        ("metaspace always", True, True, False),
-        ("metaspace first", True, False, False),
-        ("metaspace never", False, False, False),
-    ],
-)
-def test_the_space_before_an_answer(
-    name: str, *, after_nothing: bool, after_a_part: bool, after_text: bool
-) -> None:
-    tokenizer = vocabulary(name)
-    divider = "</s>" if "space" in name and "bytes" not in name else "<|im_end|>"
-    divider = divider if tokenizer.spelling.has_divider_at(divider.encode(), 0) else "</s>"
-    for text, expected in (("", after_nothing), (f"e{divider}", after_a_part), ("e", after_text)):
-        tokens = tokenizer.encode(text, add_bos=False)
-        assert tokenizer.spelling.has_space_put_after(tokens) is expected
-
-
 # --- dividers ------------------------------------------------------------------------------------
 
 

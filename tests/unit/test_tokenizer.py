@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from om_models.hf_tokenizer import tokenizer_from_hf
-from om_models.tokenizer import Tokenizer, TokenizerError
+from om_models.tokenizer import BYTE_OF_LETTER, Tokenizer, TokenizerError
 
 BOS, EOS, TOOL = 256, 257, 258
 
@@ -96,6 +96,67 @@ def test_decode_takes_arrays(tokenizer: Tokenizer) -> None:
 def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(TokenizerError, match="not valid Unicode"):
         tokenizer.encode("a\ud800", add_bos=False)
+
+
+def test_ends_of_a_prompts_tokens(tokenizer: Tokenizer) -> None:
+    for text, expected in (
+        ("aé", [0, 1, 2, 3]),  # a BOS that was added takes no room
+        ("<s>a", [3, 4]),
+        ("", [0]),
+    ):
+        ends = tokenizer.ends(tokenizer.encode(text, add_bos=True), text.encode())
+        assert ends is not None
+        assert (ends.tolist(), ends.dtype) == (expected, np.int32)
+    assert tokenizer.ends(tokenizer.encode("ab", add_bos=True), b"ac") is None
+
+
+def test_ends_without_a_bos(path: Path) -> None:
+    plain = Tokenizer.load(path)
+    ends = plain.ends(plain.encode("<s>a", add_bos=True), b"<s>a")
+    assert ends is not None
+    assert ends.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text", "ends"),
+    [
+        (["a", "é", "b"], "aéb", [1, 1, 3, 4]),  # the first half of `é` ends where `a` does
+        (["a", EOS, "b"], "a", [1]),
+        ([EOS], "", []),
+        ([10**6, "a"], "", []),
+        ([], "", []),
+        (["a", TOOL], "a<tool é>", [1, 10]),
+        ([0xE4], "\ufffd", [3]),
+        # Two beginnings of a character: no token ends between what they show.
+        ([0xE4, 0xE4, "a"], "\ufffd\ufffda", [0, 0, 7]),
+        (["a", 0xE4], "a\ufffd", [1, 4]),
+    ],
+)
+def test_spelling_of_an_answer(
+    tokenizer: Tokenizer, pieces: list[str | int], text: str, ends: list[int]
+) -> None:
+    """Bytes below 256 are the tokens that stand for them."""
+    ids = list[int]()
+    for piece in pieces:
+        if isinstance(piece, str):
+            ids += ids_of(tokenizer, piece)
+        else:
+            ids.append(token_of_byte(piece) if piece < BOS else piece)
+    assert tokenizer.spell(ids, is_continuation=False) == (text.encode(), ends)
+
+
+def token_of_byte(byte: int) -> int:
+    letters = {value: letter for letter, value in BYTE_OF_LETTER.items()}
+    return sorted(letters.values()).index(letters[byte])
+
+
+def test_the_space_before_an_answer_is_spelled_if_it_goes_on() -> None:
+    library = tokenizers.Tokenizer(models.BPE({"▁a": 0, "▁": 1}, []))
+    library.decoder = decoders.Metaspace()
+    tokenizer = Tokenizer(library, None, ())
+    assert tokenizer.spell([0, 0], is_continuation=True) == (b" a a", [2, 4])
+    assert tokenizer.spell([0, 0], is_continuation=False) == (b"a a", [1, 3])
+    assert tokenizer.spell([1, 0], is_continuation=False) == (b" a", [0, 2])
 
 
 def test_truncation_and_padding_of_the_file_are_not_followed(tmp_path: Path) -> None:
