@@ -96,7 +96,7 @@ def test_index():
     assert set(result) == PROVENANCE | times | tokens | facts
     assert all(result[name] > 0 for name in times)
     assert (result["blocks"], result["prompt_tokens"]) == ([8, 40, 80], 256)
-    assert (result["device"], result["bundle"], result["clock"]) == ("none", "none", "wall")
+    assert (result["device"], result["bundle"], result["clock"]) == ("none", "none", "cpu")
     # Both find every token; the map finds multiples of 16.
     assert result["fanout_tokens"] == result["radix_fanout_tokens"] >= 500
     assert 496 <= result["map_fanout_tokens"] < result["fanout_tokens"]

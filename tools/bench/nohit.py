@@ -15,7 +15,6 @@ cache costs in processor time per request, whatever the steps take.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -41,8 +40,9 @@ DEMO_BUNDLE = Path(".models/smollm2")
 #: Requests that the do-nothing bundle's pool holds: fewer than its 257 token ids, so that a prompt
 #: has been evicted when another one begins with its first token.
 NULL_CAPACITY = 128
-NULL_REQUESTS = 256
-REQUESTS = 16
+#: Requests per run and pairs of runs: short and many where a request takes milliseconds.
+NULL_SIZE = (128, 24)
+SIZE = (16, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--bundle", type=Path, help=f"bundle to serve ({DEMO_BUNDLE}, or else the do-nothing model)"
     )
     parser.add_argument("--device", default="sim:0", help="device (sim:0)")
-    parser.add_argument("--runs", type=positive, default=6, help="pairs of runs (6)")
+    parser.add_argument(
+        "--runs",
+        type=positive,
+        help=f"pairs of runs ({SIZE[1]}; {NULL_SIZE[1]} with the do-nothing model)",
+    )
     parser.add_argument(
         "--requests",
         type=positive,
-        help=f"requests per run ({REQUESTS}; {NULL_REQUESTS} with the do-nothing model)",
+        help=f"requests per run ({SIZE[0]}; {NULL_SIZE[0]} with the do-nothing model)",
     )
     parser.add_argument(
         "--prompt-tokens", type=positive, default=512, help="length of the prompts (512)"
@@ -92,12 +96,13 @@ def run(args: argparse.Namespace, out: Console) -> dict[str, Any]:
         DaemonProcess(bundle, args.device, cache_enable="false") as off,
     ):
         out.print(f"bundle: {name}. Ceiling: 1")
-        num_requests = args.requests or (NULL_REQUESTS if name == "null" else REQUESTS)
-        pairs = _measure(_NoHitBench(on, off, args), num_requests, args.runs, out)
+        num_requests, num_pairs = NULL_SIZE if name == "null" else SIZE
+        num_requests, num_pairs = args.requests or num_requests, args.runs or num_pairs
+        pairs = _measure(_NoHitBench(on, off, args), num_requests, num_pairs, out)
     result = {
         "device": args.device,
         "bundle": name,
-        "runs": args.runs,
+        "runs": num_pairs,
         "requests": num_requests,
         "prompt_tokens": args.prompt_tokens,
         "answer_tokens": args.answer_tokens,
@@ -189,10 +194,10 @@ class _NoHitBench:
 
 
 def _cpu_s(process_id: int) -> float:
-    """Processor time that a process has used [seconds]; it counts in hundredths."""
-    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    # Source: proc(5): utime and stime are fields 14 and 15; the first two are cut off here.
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Processor time that a process has used, all its threads together [seconds]."""
+    # Source: the Linux kernel's include/linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK: the clock that
+    # clock_getcpuclockid(3) names.
+    return time.clock_gettime((~process_id << 3) | 2)
 
 
 def _medians(pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
