@@ -29,10 +29,10 @@ from runtime_cache.config import Config, admin_endpoint
 from runtime_cache.errors import ConfigError, DeviceError
 from runtime_cache.facts import DaemonFacts
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
-from runtime_cache.intake import Intake
 from runtime_cache.options import Loaded
 from runtime_cache.runtime import Runtime
 from runtime_cache.service import Defaults, Service
+from runtime_cache.tenants import new_intakes
 
 logger = structlog.get_logger(__name__)
 
@@ -127,7 +127,7 @@ async def _serve(
     servers: dict[Socket, Server] = {}
     service = Service(
         engine,
-        {tenant: _intake(runtime) for tenant in runtime.caches},
+        new_intakes(runtime),
         DaemonFacts(runtime, servers.values()),
         Defaults(config.engine.default_max_tokens, config.engine.default_deadline_ms),
         send=lambda client, reply: servers[_socket_of(client)].send(client, reply),
@@ -143,12 +143,6 @@ async def _serve(
         logger.info("drained", cancelled=num_cancelled)
         await service.close()
     return EXIT_BROKEN if engine.fatal.done() else EXIT_OK
-
-
-def _intake(runtime: Runtime) -> Intake:
-    """One tenant's: what one remembers of texts is nothing to another."""
-    vocab_size = runtime.manifest.model.vocab_size
-    return Intake(runtime.tokenizer, runtime.chat_template, vocab_size)
 
 
 def _endpoints(config: Config) -> dict[Socket, str]:

@@ -25,11 +25,10 @@ from ipc.server import ClientRef
 from runtime_cache.config import Config
 from runtime_cache.errors import DeviceError, InternalError, OutOfDeviceMemory
 from runtime_cache.facts import DaemonFacts
-from runtime_cache.ids import DEFAULT_TENANT
-from runtime_cache.intake import Intake
 from runtime_cache.llm.results import Closed
 from runtime_cache.runtime import Runtime
 from runtime_cache.service import Defaults, Service
+from runtime_cache.tenants import new_intakes
 
 log = structlog.get_logger(__name__)
 
@@ -175,10 +174,10 @@ class Host:
             await runtime.close()
 
     def _make_service(self, runtime: Runtime) -> Service:
-        engine, vocab_size = self.config.engine, runtime.manifest.model.vocab_size
+        engine = self.config.engine
         return Service(
             runtime.engine,
-            {DEFAULT_TENANT: Intake(runtime.tokenizer, runtime.chat_template, vocab_size)},
+            new_intakes(runtime),
             DaemonFacts(runtime, ()),
             Defaults(engine.default_max_tokens, engine.default_deadline_ms),
             send=self._deliver,
