@@ -50,9 +50,7 @@ class Recall:
         raw = utf8(text)
         nearest = self.memory.nearest(raw)
         if nearest is not None and self._has_same_bos(nearest.known, add_bos=add_bos):
-            found = self._joined(raw, nearest, add_bos=add_bos, is_chat=is_chat)
-            if found is not None:
-                return found
+            return self._joined(raw, nearest, add_bos=add_bos, is_chat=is_chat)
         tokens = self.tokenizer.encode(text, add_bos=add_bos)
         ends = self.tokenizer.ends(tokens, raw)
         return tokens if ends is None else TokenizedText(raw, tokens, ends)
@@ -83,14 +81,14 @@ class Recall:
 
     def _joined(
         self, raw: bytes, nearest: Nearest, *, add_bos: bool, is_chat: bool
-    ) -> TokenizedText | None:
-        """Remembered tokens and canonical ones; None if the latter do not spell their text."""
+    ) -> TokenizedText | Int32Array:
+        """Remembered tokens and canonical ones; ids alone if the latter do not spell their text."""
         start, num_known = self._last_divider(raw, nearest)
         rest = raw[start:]
         tokens = self.tokenizer.encode(rest.decode("utf-8"), add_bos=add_bos and start == 0)
         ends = self.tokenizer.ends(tokens, rest)
         if ends is None:
-            return None
+            return np.concatenate([nearest.known.tokens[:num_known], tokens])
         canonical = TokenizedText(raw, tokens, ends + np.int32(start))
         seam = _seam(nearest, canonical) if is_chat else None
         if seam is None:
@@ -127,12 +125,21 @@ class Recall:
 def _seam(nearest: Nearest, canonical: TokenizedText) -> int | None:
     """The last place inside or at the end of an answer where a token ends in both [bytes]."""
     known, num_shared = nearest
-    common = np.intersect1d(known.ends, canonical.ends)
     for start, end in reversed(known.answers):
-        inside = common[(common > start) & (common <= min(end, num_shared))]
-        if inside.size:
-            return int(inside[-1])
+        last = min(end, num_shared)
+        if last < canonical.ends[0]:
+            break  # it is before all that was encoded
+        common = np.intersect1d(
+            _between(known.ends, start, last), _between(canonical.ends, start, last)
+        )
+        if common.size:
+            return int(common[-1])
     return None
+
+
+def _between(ends: Int32Array, first: int, last: int) -> Int32Array:
+    """Those after `first`, up to `last`; `ends` are in order."""
+    return ends[np.searchsorted(ends, first, "right") : np.searchsorted(ends, last, "right")]
 
 
 def _join(

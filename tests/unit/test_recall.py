@@ -252,6 +252,16 @@ def test_a_text_that_its_tokens_do_not_spell_is_not_remembered() -> None:
     assert host.read(text) == host.fresh(text)
 
 
+def test_behind_a_divider_a_text_that_is_not_spelled_leaves_the_answers_as_they_were() -> None:
+    host = Host("composing")
+    answer = host.letters("Hello there")
+    text = host.answer(QUESTION, answer)
+    rest = MORE.replace("And", "e\u0301")
+    assert host.read(text + rest) == [*host.fresh(QUESTION), *answer, *host.fresh(rest)]
+    host.answer(text + rest, host.letters("you"))
+    assert len(host.recall.memory) == 1
+
+
 def test_a_lone_surrogate() -> None:
     with pytest.raises(TokenizerError, match="lone surrogates"):
         Host().read("a\ud800")
