@@ -267,6 +267,8 @@ def _commit(sequence: Sequence, *, is_tail: bool) -> None:
         is_tail: its last block too if that is partly filled.
     """
     table, num_tokens = sequence.blocks(), sequence.num_reusable
+    if not table.is_caching:
+        return
     if is_tail or num_tokens // table.block_size > table.num_committed:
         sequence.chain.extend(sequence.tokens)
         sequence.cache.commit(table, sequence.chain, num_tokens, is_tail=is_tail)

@@ -129,23 +129,21 @@ def test_nohit(null_bundle: Path):
 
 
 def nohit_here(*flags: str, out: io.StringIO) -> dict[str, Any]:
-    """Without a bundle, in this process."""
+    """On the do-nothing model, in this process."""
     parser = argparse.ArgumentParser()
     nohit.add_flags(parser)
-    args = parser.parse_args(["--runs", "1", "--answer-tokens", "1", *flags])
+    args = parser.parse_args(["--null", "--runs", "1", "--answer-tokens", "1", *flags])
     return nohit.run(args, Console(file=out))
 
 
-def test_nohit_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+def test_nohit_on_the_null_model():
     out = io.StringIO()
     result = nohit_here("--requests", "20", "--prompt-tokens", "70", out=out)
     assert out.getvalue().startswith("bundle: null. Ceiling: 1")
     assert (result["bundle"], result["runs"], result["requests"]) == ("null", 1, 20)
 
 
-def test_nohit_that_hits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+def test_nohit_that_hits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(nohit, "NULL_CAPACITY", 400)
     # The 258th begins with the token of the first, which is still there.
     with pytest.raises(InternalError, match=r"[1-9]\d* tokens were found in the cache"):
