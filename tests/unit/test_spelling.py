@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -91,6 +91,7 @@ def test_what_is_not_spelled_exactly_is_not_guessed(name: str, text: str) -> Non
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
+@settings(max_examples=50, deadline=None)
 @given(text=hard_texts())
 def test_each_token_stands_for_its_own_part(name: str, text: str) -> None:
     tokenizer, raw = vocabulary(name), text.encode()
@@ -147,6 +148,7 @@ def test_where_a_divider_is_written() -> None:
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
+@settings(max_examples=50, deadline=None)
 @given(before=hard_texts(), after=hard_texts(), data=st.data())
 def test_a_divider_cuts_the_text_for_good(
     name: str, before: str, after: str, data: st.DataObject
