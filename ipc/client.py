@@ -56,6 +56,8 @@ from ipc.messages import (
     Tokenized,
     Unpin,
     Unpinned,
+    Verified,
+    Verify,
     type_name,
 )
 from ipc.pump import Pump
@@ -300,6 +302,17 @@ class Client:
         """Admin: what the cache would do for a prompt, without running it."""
         fields = explain_fields(prompt, prompt_ids, messages, prefix_id, tenant)
         return await self._ask(Explain, fields, Explained, timeout_s)
+
+    async def verify(
+        self, digest: str | None = None, *, first_block: int = 0, tenant: str | None = None
+    ) -> Verified:
+        """Admin: read a part of the cached KV once more, and drop what has changed.
+
+        To read all of it, ask again with the reply's `next_block` as `first_block`, until that is
+        None.
+        """
+        fields = {"digest": digest, "first_block": first_block, "tenant": tenant}
+        return await self._ask(Verify, fields, Verified)
 
     async def stats(self) -> dict[str, Any]:
         """Admin: counters and gauges."""

@@ -353,6 +353,31 @@ class Explained(Reply, frozen=True, kw_only=True, tag="explained"):
     cache: CacheReport
 
 
+class Verified(Reply, frozen=True, kw_only=True, tag="verified"):
+    """Answer to `verify`: what was read, and what was found.
+
+    Attributes:
+        num_blocks: blocks read; those that left the cache meanwhile do not count.
+        num_bytes: KV read [bytes].
+        num_new: those of the blocks that were read for the first time: nothing to compare with.
+        num_changed: those that do not hold what they held the first time.
+        num_not_finite: those that hold something that is no finite number.
+        dropped_blocks: blocks that left the cache: those of the last two kinds, and what was, or
+            may have been, computed or copied from them.
+        in_use_blocks: those of the dropped ones that live requests hold, or that are kept.
+        next_block: `first_block` of the request that goes on; absent: nothing is left to read.
+    """
+
+    num_blocks: int
+    num_bytes: int
+    num_new: int
+    num_changed: int
+    num_not_finite: int
+    dropped_blocks: int
+    in_use_blocks: int
+    next_block: int | None = None
+
+
 class Stats(Reply, frozen=True, kw_only=True, tag="stats"):
     """Answer to `stats`.
 
@@ -378,5 +403,6 @@ AnyReply = (
     | Pinned
     | Unpinned
     | Explained
+    | Verified
     | Stats
 )

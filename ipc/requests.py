@@ -321,6 +321,25 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
             raise ValueError("`prefix_id` cannot be given together with `messages`")
 
 
+class Verify(Request, frozen=True, kw_only=True, tag="verify"):
+    """Admin: read cached KV from the device once more and compare; answered by `verified`.
+
+    A block whose KV has changed leaves the cache, with all that was computed from it. One request
+    reads a part, for about a second; `verified.next_block` says where the next one is to go on.
+
+    Attributes:
+        digest: only the blocks of this prefix, or of the only one whose digest begins so [8 to 64
+            lower-case hexadecimal digits]; absent: all.
+        first_block: leave out the blocks of the pool before this number [0 to 2³¹−1].
+        tenant: only of this tenant [at most 64 visible ASCII characters]; empty is the default
+            tenant, absent: of all.
+    """
+
+    digest: DigestRef | None = None
+    first_block: Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] = 0
+    tenant: TenantRef | None = None
+
+
 class GetStats(Request, frozen=True, tag="stats"):
     """Admin: counters and gauges; answered by `stats`."""
 
@@ -339,11 +358,20 @@ AnyRequest = (
     | Pin
     | Unpin
     | Explain
+    | Verify
     | GetStats
 )
 
 #: The messages that only the admin socket accepts.
-ADMIN_REQUESTS: tuple[type[Request], ...] = (ListEntries, Evict, Pin, Unpin, Explain, GetStats)
+ADMIN_REQUESTS: tuple[type[Request], ...] = (
+    ListEntries,
+    Evict,
+    Pin,
+    Unpin,
+    Explain,
+    Verify,
+    GetStats,
+)
 
 
 def without_stream(request: AnyRequest) -> AnyRequest:

@@ -90,11 +90,12 @@ class AdminDesk:
             raise InvalidRequest(f"`tenant`: no tenant {name!r} is configured")
         return TenantName(name)
 
-    def _one_or_all(self, name: str | None) -> TenantName | None:
+    def one_or_all(self, name: str | None) -> TenantName | None:
+        """The same where None stands for every tenant."""
         return None if name is None else self.tenant(name)
 
     def _list(self, message: wire.ListEntries) -> wire.Listed:
-        tenant = self._one_or_all(message.tenant)
+        tenant = self.one_or_all(message.tenant)
         entries, total = self._facts.entries(
             limit=message.limit, offset=message.offset, tenant=tenant
         )
@@ -102,7 +103,7 @@ class AdminDesk:
 
     def _evict(self, message: wire.Evict) -> wire.Evicted:
         report = self._engine.evict(
-            self._one_or_all(message.tenant),
+            self.one_or_all(message.tenant),
             max_blocks=message.max_blocks,
             digest=message.digest,
             idle_s=message.idle_s,

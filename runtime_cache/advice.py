@@ -40,6 +40,12 @@ def cache_warnings(figures: CacheFigures) -> Iterator[str]:
             f"{counters.queried_tokens} prompt tokens were cached; `rtcache-admin explain` tells "
             f"why a prompt is not, docs/cache.md what helps"
         )
+    if figures.counters.damaged_blocks:
+        yield (
+            f"{whose}{figures.counters.damaged_blocks} cached blocks were dropped because `verify` "
+            f"found damaged KV: suspect the device's memory, its driver, or another program on it; "
+            f"the daemon's log names the blocks"
+        )
     num_kept = max(figures.num_kept_blocks, figures.num_keeps)
     if 10 * num_kept > 9 * figures.max_kept_blocks > 0:
         yield (

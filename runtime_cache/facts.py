@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -34,6 +34,7 @@ class DaemonFacts:
         digest: of the bundle.
         block_size: tokens per block.
         bytes_per_block: device memory of one block.
+        kv_dtype: `float16` or `float32`.
         is_caching: whether prefixes are kept at all.
     """
 
@@ -48,6 +49,7 @@ class DaemonFacts:
         self.digest = runtime.manifest.digest
         self.block_size = runtime.layout.block_size
         self.bytes_per_block = runtime.layout.block_bytes
+        self.kv_dtype = runtime.layout.dtype
         self.is_caching = runtime.config.cache.enable
 
     def pong(self, message_id: wire.MessageId) -> wire.Pong:
@@ -93,6 +95,15 @@ class DaemonFacts:
             total += number
         found = heapq.nlargest(offset + limit, found, key=lambda pair: pair[1].last_used_s)
         return tuple(self._entry(*pair, now_s) for pair in found[offset:]), total
+
+    @property
+    def max_read_tokens(self) -> int:
+        """How many tokens `read_kv` takes at once."""
+        return self._runtime.executor.max_read_tokens
+
+    def read_kv(self, first_slot: int, num_tokens: int) -> Awaitable[bytes]:
+        """What the pool holds: `Runtime.read_kv`."""
+        return self._runtime.read_kv(first_slot, num_tokens)
 
     def stats(self) -> dict[str, Any]:
         """Section → name → value, and `warnings`: sentences."""

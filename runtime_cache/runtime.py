@@ -135,6 +135,13 @@ class Runtime:
         """
         return self._thread.start(self._run_and_sample, batch)
 
+    def read_kv(self, first_slot: int, num_tokens: int) -> Awaitable[bytes]:
+        """Copy KV to the host, behind a step in flight and before any later one: `Executor.read`.
+
+        The read is on its way when this returns.
+        """
+        return self._thread.start(self.executor.read, first_slot, num_tokens)
+
     def _run_and_sample(self, batch: StepBatch) -> Samples:
         logits = self.executor.run(batch)
         states = [row.sampler for row in batch.rows if row.sampler is not None]

@@ -36,6 +36,7 @@ from runtime_cache.errors import (
 from runtime_cache.ids import PrefixId, RequestId, TenantName
 from runtime_cache.intake import Intake, Prompt
 from runtime_cache.reading import Reader
+from runtime_cache.verifying import KvSource, Verifier, VerifyEngine
 from runtime_cache.work import Started, Work
 
 log = structlog.get_logger(__name__)
@@ -44,7 +45,7 @@ log = structlog.get_logger(__name__)
 _INLINE_CHARS = 4096
 
 
-class Engine(AdminEngine, Protocol):
+class Engine(AdminEngine, VerifyEngine, Protocol):
     """What the service needs of `engine.loop.EngineLoop`."""
 
     def submit(self, request: NewRequest, sink: Callable[[Answer], None]) -> None: ...
@@ -53,7 +54,7 @@ class Engine(AdminEngine, Protocol):
     def explain(self, tenant: TenantName, tokens: TokenArray) -> ReportExplained: ...
 
 
-class Facts(AdminFacts, Protocol):
+class Facts(AdminFacts, KvSource, Protocol):
     """What the daemon can tell of itself; asked for by `info`, `list` and `stats`."""
 
     @property
@@ -96,6 +97,7 @@ class Service:
         self._send = send
         self._clock = clock
         self._admin = AdminDesk(engine, facts, intakes.keys(), clock)
+        self._verifier = Verifier(engine, facts, clock)
         self._reader = Reader(self._go_on, self._fail)
         self._work: dict[ClientRef, dict[str, Work]] = {}
         self._next_id = 1
@@ -140,10 +142,10 @@ class Service:
 
     def _dispatch(self, client: ClientRef, message: wire.AnyRequest) -> wire.AnyReply | None:
         """The reply if it is known at once; None if it comes later."""
+        if isinstance(message, Started):
+            self._accept(client, message)
+            return None
         match message:
-            case wire.Generate() | wire.Chat() | wire.Register() | wire.Tokenize() | wire.Explain():
-                self._accept(client, message)
-                return None
             case wire.Cancel():
                 self._cancel(client, message.target)
                 return wire.Ok(id=message.id)
@@ -163,13 +165,18 @@ class Service:
             raise InvalidRequest("the prefix cache is off (cache.enable), so nothing can be kept")
         if isinstance(message, wire.Explain):
             self._admin.tenant(message.tenant)
+        if isinstance(message, wire.Verify):
+            self._admin.one_or_all(message.tenant)
         unfinished = self._work.setdefault(client, {})
         if message.id in unfinished:
             raise DuplicateId(f"`id` {message.id!r} names an unfinished request of this client")
         work = Work(client, message, self._clock())
         unfinished[message.id] = work
         try:
-            self._read(work)
+            if isinstance(message, wire.Verify):
+                self._verify(work, message)
+            else:
+                self._read(work)
         except Exception as error:
             self._fail(work, error)
 
@@ -183,6 +190,21 @@ class Service:
         if (deadline_s := self._deadline_s(work)) is not None:
             delay_s = max(0.0, deadline_s - self._clock())
             work.expiry = asyncio.get_running_loop().call_later(delay_s, self._expire, work)
+
+    def _verify(self, work: Work, message: wire.Verify) -> None:
+        """Read cached KV beside the loop; `_finish` gives it up."""
+        tenant = self._admin.one_or_all(message.tenant)
+        work.verifying = asyncio.ensure_future(self._verifier.verify(message, tenant))
+        work.verifying.add_done_callback(partial(self._on_verified, work))
+
+    def _on_verified(self, work: Work, verifying: asyncio.Task[wire.Verified]) -> None:
+        if verifying.cancelled():
+            return  # its final reply has been sent, or nobody wants one
+        error = verifying.exception()
+        if isinstance(error, Exception):
+            self._fail(work, error)
+        elif self._is_unfinished(work):
+            self._finish(work, verifying.result())
 
     def _go_on(self, work: Work, prompt: Prompt) -> None:
         """The worker thread has read the prompt; the request may have ended meanwhile."""
@@ -201,6 +223,7 @@ class Service:
     def _start(self, work: Work, prompt: Prompt) -> None:
         """Hand the request to the engine, or answer it if only its tokens matter."""
         message = work.message
+        assert not isinstance(message, wire.Verify)  # it has no prompt
         if isinstance(message, wire.Tokenize):
             ids = tuple(prompt.tokens.tolist())
             self._finish(work, wire.Tokenized(id=message.id, token_ids=ids))
@@ -304,8 +327,9 @@ class Service:
             del self._work[work.client]
         if work.expiry is not None:
             work.expiry.cancel()
-        if work.reading is not None:
-            work.reading.cancel()
+        for pending in (work.reading, work.verifying):
+            if pending is not None:
+                pending.cancel()
         if not work.is_mute:
             self._send(work.client, reply)
 

@@ -12,7 +12,7 @@ from runtime_cache.ids import RequestId, TenantName
 from runtime_cache.intake import Prompt, Prompted
 
 #: The messages that are not answered at once.
-Started = wire.Generate | wire.Chat | wire.Register | wire.Tokenize | wire.Explain
+Started = wire.Generate | wire.Chat | wire.Register | wire.Tokenize | wire.Explain | wire.Verify
 
 
 @dataclass(eq=False)
@@ -27,6 +27,7 @@ class Work:
         text, logprobs: what was not sent, because the client wants one message.
         prompt: None while its text is still being tokenised.
         reading: the prompt's tokenising on the worker thread.
+        verifying: the reading of cached KV, if that is what is wanted.
         expiry: ends the request at its deadline while its prompt is being tokenised.
     """
 
@@ -42,6 +43,7 @@ class Work:
     prompt: Prompt | None = None
     reading: Future[Prompt] | None = None
     expiry: asyncio.TimerHandle | None = None
+    verifying: asyncio.Task[wire.Verified] | None = None
 
     @property
     def tenant(self) -> TenantName:
@@ -58,6 +60,7 @@ class Work:
     def prompted(self) -> Prompted:
         """The message whose prompt is wanted; for `explain` the request that it asks about."""
         message = self.message
+        assert not isinstance(message, wire.Verify)  # it has none
         if not isinstance(message, wire.Explain):
             return message
         if message.messages is not None:

@@ -213,6 +213,10 @@ class EngineLoop:
         """What a reading of a block says; one that is damaged leaves the cache."""
         return self._ask(BlockRead(reading, self._clock()), ReportJudged).verdict
 
+    def lose_device(self, error: DeviceLost) -> None:
+        """The device was found lost outside of a step: as if a step had found it."""
+        self._break(error)
+
     async def drain(self, timeout_s: float) -> int:
         """Take no new requests, let the admitted ones end, then cancel what is left.
 

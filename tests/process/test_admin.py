@@ -181,6 +181,18 @@ def test_warm_computes_and_keeps_nothing(cold: DaemonProcess, prompt_file: str):
     assert reply(cold, "evict", "--all")["num_blocks"] == 4
 
 
+def test_verify_reads_everything_and_changes_nothing(cold: DaemonProcess):
+    ask(cold, PREFIX)
+    found = {"num_changed": 0, "num_not_finite": 0, "dropped_blocks": 0, "in_use_blocks": 0}
+    read = found | {"num_blocks": 4, "num_bytes": 210 * 128}
+    assert reply(cold, "verify") == read | {"num_new": 4}
+    assert reply(cold, "verify") == read | {"num_new": 0}
+    (entry,) = reply(cold, "list")["entries"]
+    assert reply(cold, "verify", entry["digest"][:8])["num_blocks"] == 4
+    assert admin(cold, "verify").out.startswith("4 blocks read (26.2 KiB), 0 of them for the first")
+    assert admin(cold, "verify", "0" * 16).complaint.endswith("(unknown_entry)")
+
+
 def explained(reason: str, **more: Any) -> dict[str, Any]:
     """A cache report as --json prints it."""
     return {"reason": reason, "diverged_at": None, "nearest_tokens": None, "detail": ""} | more

@@ -6,12 +6,15 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ipc.errors import ServerError
 from ipc.messages import (
     AnyRequest,
     ChatMessage,
+    Error,
     Evict,
     Explain,
     Generate,
@@ -23,7 +26,10 @@ from ipc.messages import (
     Register,
     Registered,
     Unpin,
+    Verified,
+    Verify,
 )
+from ipc.sync_client import Client
 from tests.support.ipc_daemon import DaemonThread
 from tools.admin.command import seconds, size
 from tools.admin.commands import COMMANDS
@@ -102,6 +108,66 @@ def test_each_option_reaches_the_daemon(
     assert daemon.daemon.requests[1:] == [request_sent]
     out, err = capsys.readouterr()
     assert (out != "", err) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "fields"),
+    [
+        ("verify", {}),
+        (f"verify {DIGEST} --tenant a", {"digest": DIGEST, "tenant": "a"}),
+        ("verify --json", {}),
+    ],
+)
+def test_verify_goes_on_until_everything_is_read(
+    daemon: DaemonThread, files: dict[str, str], line: str, fields: dict[str, str], capsys: Output
+) -> None:
+    assert run(daemon, files, line) == 0
+    assert daemon.daemon.requests[1:] == [
+        Verify(MessageId(str(number + 1)), first_block=first_block, **fields)  # type: ignore[arg-type]
+        for number, first_block in ((1, 0), (2, 2), (3, 3))
+    ]
+    out = capsys.readouterr().out
+    if "--json" in line:
+        assert json.loads(out) == {
+            "num_blocks": 3,
+            "num_bytes": 3072,
+            "num_new": 1,
+            "num_changed": 1,
+            "num_not_finite": 0,
+            "dropped_blocks": 2,
+            "in_use_blocks": 1,
+        }
+        return
+    assert out == (
+        "3 blocks read (3.0 KiB), 1 of them for the first time: 1 have changed, 0 hold something "
+        "that is no finite number\n"
+        "2 blocks have left the cache, the damaged ones and what may have come of them (still in use "
+        "or kept: 1)\n"
+    )
+
+
+@pytest.mark.parametrize(("first_block", "code"), [(0, 1), (3, 0)])
+def test_a_prefix_that_leaves_the_cache_while_it_is_verified(
+    daemon: DaemonThread,
+    files: dict[str, str],
+    first_block: int,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Output,
+) -> None:
+    verify = Client.verify
+
+    def leaving(client: Client, digest: str | None, **fields: Any) -> Verified:
+        if fields["first_block"] == first_block:
+            gone = Error(id=ID, code="unknown_entry", message="no", retryable=False)
+            raise ServerError(gone)
+        return verify(client, digest, **fields)
+
+    monkeypatch.setattr(Client, "verify", leaving)
+    assert run(daemon, files, f"verify {DIGEST}") == code
+    out, err = capsys.readouterr()
+    assert out.startswith("2 blocks read") == (code == 0)
+    assert ("unknown_entry" in err) == (code == 1)
 
 
 @pytest.mark.parametrize(

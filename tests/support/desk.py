@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +14,9 @@ from ipc.server import ClientRef
 from om_models.chat import ChatTemplate
 from om_models.null_model import byte_level_library
 from om_models.tokenizer import Tokenizer
+from runtime_cache.cache.prefix_index import PrefixNode
 from runtime_cache.cache.results import CacheReport, Keep
+from runtime_cache.cache.verification import Reading, Verdict
 from runtime_cache.engine.commands import (
     EmitTokens,
     FailRequest,
@@ -22,12 +24,13 @@ from runtime_cache.engine.commands import (
     FinishRequest,
     ReportEvicted,
     ReportExplained,
+    ReportToRead,
 )
 from runtime_cache.engine.events import CancelReason
 from runtime_cache.engine.loop import Answer
 from runtime_cache.engine.request import NewRequest, TokenArray, TokenLogprobs, Usage
-from runtime_cache.errors import RuntimeCacheError
-from runtime_cache.ids import DEFAULT_TENANT, BlockId, PrefixId, RequestId, TenantName
+from runtime_cache.errors import DeviceLost, RuntimeCacheError
+from runtime_cache.ids import DEFAULT_TENANT, BlockHash, BlockId, PrefixId, RequestId, TenantName
 from runtime_cache.intake import Intake, Prompt, Prompted
 from runtime_cache.service import Defaults, Service
 
@@ -96,6 +99,10 @@ class FakeEngine:
         registered: the prefixes that `release_prefix` knows.
         refuses: what every new request is answered by, if anything.
         error: raised instead of an answer to an operator, if anything is.
+        nodes: the blocks that are to be read.
+        readings: of those blocks, in order.
+        verdicts: by block; `new` for all others.
+        lost: what it was told of the device, if anything.
     """
 
     def __init__(self) -> None:
@@ -105,6 +112,10 @@ class FakeEngine:
         self.registered: set[tuple[TenantName, PrefixId]] = set()
         self.refuses: tuple[str, str, bool, int | None] | None = None
         self.error: RuntimeCacheError | None = None
+        self.nodes: list[PrefixNode] = []
+        self.readings: list[Reading] = []
+        self.verdicts: dict[int, Verdict] = {}
+        self.lost: DeviceLost | None = None
         self._sinks: dict[RequestId, Callable[[Answer], None]] = {}
 
     def submit(self, request: NewRequest, sink: Callable[[Answer], None]) -> None:
@@ -146,6 +157,21 @@ class FakeEngine:
     def explain(self, tenant: TenantName, tokens: TokenArray) -> ReportExplained:
         self._ask("explain", tenant, tokens.tolist())
         return ReportExplained(REPORT, tokens.size)
+
+    def blocks_to_read(
+        self, tenant: TenantName | None, digest: str | None, *, first_block: int, max_blocks: int
+    ) -> ReportToRead:
+        self._ask("verify", tenant, digest, first_block)
+        nodes = [node for node in self.nodes if node.block >= first_block]
+        next_block = nodes[max_blocks].block if len(nodes) > max_blocks else None
+        return ReportToRead(tuple(nodes[:max_blocks]), next_block)
+
+    def judge(self, reading: Reading) -> Verdict:
+        self.readings.append(reading)
+        return self.verdicts.get(reading.node.block, Verdict("new"))
+
+    def lose_device(self, error: DeviceLost) -> None:
+        self.lost = error
 
     def _ask(self, *question: object) -> None:
         self.asked.append(question)
@@ -191,12 +217,37 @@ class FakeEngine:
 
 
 class FakeFacts:
-    """A daemon with blocks of four tokens and a hundred bytes."""
+    """A daemon with blocks of four tokens and a hundred bytes.
+
+    Attributes:
+        reads: what was asked of the device, as first slot and number of tokens.
+        kv: of one token; every read gives as many of them as it asks for.
+        may_read: reads wait for it.
+        error: what reads raise, if anything.
+    """
 
     bytes_per_block = 100
     block_size = 4
     digest = "d1"
     is_caching = True
+    kv_dtype = "float16"
+    max_read_tokens = 4
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, int]] = []
+        self.kv = bytes(25)
+        self.may_read = asyncio.Event()
+        self.error: Exception | None = None
+
+    def read_kv(self, first_slot: int, num_tokens: int) -> Awaitable[bytes]:
+        self.reads.append((first_slot, num_tokens))
+        return self._read(num_tokens)
+
+    async def _read(self, num_tokens: int) -> bytes:
+        await self.may_read.wait()
+        if self.error is not None:
+            raise self.error
+        return self.kv * num_tokens
 
     def info(self, message_id: wire.MessageId, tenant: TenantName) -> wire.Info:
         return wire.Info(
@@ -225,6 +276,12 @@ class FakeFacts:
         return (), limit + offset + (1000 if tenant is None else len(tenant))
 
 
+def cached_node(block: int, num_tokens: int = 4) -> PrefixNode:
+    """A cached block."""
+    digest, tokens = BlockHash(bytes([block]) * 32), bytes(4 * num_tokens)
+    return PrefixNode(digest, tokens, BlockId(block), None, num_tokens, 1, NOW_S, NOW_S)
+
+
 def _keep(digest: str, expires_s: float | None) -> Keep:
     """Of five tokens in two blocks; the name is the digest in full."""
     kind: Literal["pin", "lease"] = "pin" if expires_s is None else "lease"
@@ -250,6 +307,7 @@ class Desk:
         intakes: Mapping[TenantName, Intake] | None = None,
     ) -> None:
         self.engine = FakeEngine()
+        self.facts = FakeFacts()
         self.sent: list[tuple[ClientRef, wire.AnyReply]] = []
         self.now_s = NOW_S
         chat_template = None if template is None else ChatTemplate(template)
@@ -260,7 +318,7 @@ class Desk:
         self.service = Service(
             self.engine,
             intakes or self.seen,
-            FakeFacts(),
+            self.facts,
             defaults or Defaults(),
             self._send,
             clock=lambda: self.now_s,

@@ -52,6 +52,8 @@ from ipc.messages import (
     Unpin,
     Unpinned,
     Usage,
+    Verified,
+    Verify,
 )
 from ipc.server import ClientRef, Server
 
@@ -159,6 +161,8 @@ class CountingDaemon:
             send(client, Evicted(message.id, num_blocks=num_blocks, num_bytes=0, in_use_blocks=0))
         elif isinstance(message, (Pin, Unpin, Explain)):
             send(client, _kept_or_explained(message))
+        elif isinstance(message, Verify):
+            send(client, _verified(message))
         elif isinstance(message, GetStats):
             send(client, Stats(message.id, stats={"pool": {"num_blocks": 3}}))
         else:
@@ -271,6 +275,23 @@ def _kept_or_explained(message: Pin | Unpin | Explain) -> Pinned | Unpinned | Ex
         num_blocks=8,
         num_bytes=800,
         expires_in_s=message.ttl_s,
+    )
+
+
+def _verified(message: Verify) -> Verified:
+    """Three blocks from number 1 on, one at a time; the last of them is damaged."""
+    number = max(1, message.first_block)
+    is_damaged = number == 3
+    return Verified(
+        message.id,
+        num_blocks=1,
+        num_bytes=1024,
+        num_new=int(number == 1),
+        num_changed=int(is_damaged),
+        num_not_finite=0,
+        dropped_blocks=2 * is_damaged,
+        in_use_blocks=int(is_damaged),
+        next_block=None if is_damaged else number + 1,
     )
 
 

@@ -77,6 +77,13 @@ def test_keeps_near_their_limit(blocks: int, keeps: int, most: int, is_said: boo
     assert bool(found) == is_said
 
 
+@pytest.mark.parametrize(("num_blocks", "is_said"), [(0, False), (1, True)])
+def test_damaged_blocks(num_blocks: int, is_said: bool) -> None:
+    found = warnings("alice", damaged_blocks=num_blocks)
+    assert bool(found) == is_said
+    assert all(text.startswith("tenant 'alice': 1 cached blocks were dropped") for text in found)
+
+
 def test_a_tenant_is_named() -> None:
     both: dict[str, Any] = UNSUITED | {"num_kept_blocks": 50, "num_keeps": 3}
     found = warnings("alice", **both)

@@ -117,6 +117,9 @@ BAD_PERIODS = [-1, -0.001, 31_536_000.1, math.inf, math.nan, "1", True]
         ({"type": "explain"}, "prompt_ids", [[], [0]], [None, [-1], "1"]),
         ({"type": "explain", "prompt": "p"}, "tenant", TENANTS, [*BAD_TENANTS, None]),
         ({"type": "explain", "prompt": "p"}, "prefix_id", ["x", None], ["", "x" * 129, "a b"]),
+        ({"type": "verify"}, "digest", [*DIGESTS, None], BAD_DIGESTS),
+        ({"type": "verify"}, "first_block", [0, 2**31 - 1], [-1, 2**31, None, 1.5]),
+        ({"type": "verify"}, "tenant", [*TENANTS, None], BAD_TENANTS),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -201,6 +204,7 @@ def test_prompts_may_be_token_ids(num_ids: int) -> None:
         {"type": "explain", "prompt": "p", "prompt_ids": [1]},
         {"type": "explain", "messages": [{"role": "user", "content": ""}], "prefix_id": "p-1"},
         {"type": "explain", "prompt": "p", "max_tokens": 1},
+        {"type": "verify", "max_blocks": 1},
     ],
 )
 def test_what_a_message_must_not_be(message: dict[str, Any]) -> None:
@@ -233,6 +237,7 @@ def test_the_requests_that_name_a_tenant_are_those_of_administrators() -> None:
         messages.Pin,
         messages.Unpin,
         messages.Explain,
+        messages.Verify,
     }
     assert named < set(ADMIN_REQUESTS)
 

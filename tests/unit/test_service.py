@@ -36,6 +36,7 @@ from ipc.messages import (
     Tokenized,
     Tokens,
     Unpin,
+    Verify,
 )
 from ipc.server import ClientRef
 from runtime_cache.engine.commands import FinishReason
@@ -149,6 +150,7 @@ def test_a_question_reaches_the_engine_as_it_was_asked(
         Unpin(ID, digest=DIGEST, tenant="nobody"),
         Explain(ID, prompt="ab", tenant="nobody"),
         Explain(ID, prompt=LONG, tenant="nobody"),
+        Verify(ID, tenant="nobody"),
     ],
 )
 def test_a_tenant_that_is_not_configured(message: AnyRequest) -> None:

@@ -13,6 +13,7 @@ from ipc.sync_client import Client
 from tools.admin.command import Command
 from tools.admin.entries import Evict, Lease, List, Pin, Unpin
 from tools.admin.prompts import Explain, Register, Release, Warm
+from tools.admin.verify import Verify
 
 
 class Stats:
@@ -56,5 +57,6 @@ COMMANDS: tuple[Command, ...] = (
     Register(),
     Release(),
     Warm(),
+    Verify(),
     Stats(),
 )
