@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from ipc.messages import AnyReply, AnyRequest, Chat, Done, Error, Generate, MessageId, type_name
 from ipc.session import Answer, Piece
 from runtime_cache.errors import InternalError, QueueFull, RuntimeCacheError
 from runtime_cache.llm.host import Host, Inbox
 from runtime_cache.llm.results import Closed, Result, error_of
+
+#: An interrupt may take so long to be noticed [seconds].
+_TURN_S = 0.5
 
 
 def ask_one(host: Host, request: AnyRequest) -> AnyReply:
@@ -90,7 +93,7 @@ class Stream:
         self.cancel()
 
     def _next(self) -> Piece:
-        _, reply = self._inbox.get()
+        _, reply = _next_reply(self._inbox)
         self._is_over = isinstance(reply, Done | Error)
         if isinstance(reply, Error):
             raise error_of(reply)
@@ -114,7 +117,7 @@ def _ask_many(host: Host, requests: Sequence[AnyRequest]) -> list[AnyReply]:
             unfinished.update(request.id for request in some)
             if some:
                 host.ask(some, inbox)
-            message_id, reply = inbox.get()
+            message_id, reply = _next_reply(inbox)
             unfinished.remove(message_id)
             if unfinished and isinstance(reply, Error) and reply.code == QueueFull.code:
                 room = len(unfinished)
@@ -125,6 +128,19 @@ def _ask_many(host: Host, requests: Sequence[AnyRequest]) -> list[AnyReply]:
         host.give_up(list(unfinished))
         raise
     return [replies[request.id] for request in requests]
+
+
+def _next_reply(inbox: Inbox) -> tuple[MessageId, AnyReply]:
+    """Wait for a reply, in turns.
+
+    A signal that arrives just before a wait begins does not end it: CPython handles it when the
+    wait is over.
+    """
+    while True:
+        try:
+            return inbox.get(timeout=_TURN_S)
+        except Empty:
+            continue
 
 
 def _result(reply: AnyReply) -> Result | RuntimeCacheError:
