@@ -11,11 +11,8 @@ from queue import Empty, SimpleQueue
 from ipc.messages import AnyReply, AnyRequest, Chat, Done, Error, Generate, MessageId, type_name
 from ipc.session import Answer, Piece
 from runtime_cache.errors import InternalError, QueueFull, RuntimeCacheError
-from runtime_cache.llm.host import Host, Inbox
+from runtime_cache.llm.host import TURN_S, Host, Inbox
 from runtime_cache.llm.results import Closed, Result, error_of
-
-#: An interrupt may take so long to be noticed [seconds].
-_TURN_S = 0.5
 
 
 def ask_one(host: Host, request: AnyRequest) -> AnyReply:
@@ -131,14 +128,10 @@ def _ask_many(host: Host, requests: Sequence[AnyRequest]) -> list[AnyReply]:
 
 
 def _next_reply(inbox: Inbox) -> tuple[MessageId, AnyReply]:
-    """Wait for a reply, in turns.
-
-    A signal that arrives just before a wait begins does not end it: CPython handles it when the
-    wait is over.
-    """
+    """Wait for a reply, in turns (see TURN_S)."""
     while True:
         try:
-            return inbox.get(timeout=_TURN_S)
+            return inbox.get(timeout=TURN_S)
         except Empty:
             continue
 

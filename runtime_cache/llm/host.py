@@ -11,7 +11,7 @@ import atexit
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
@@ -34,6 +34,10 @@ log = structlog.get_logger(__name__)
 
 #: Where the replies to requests go, each with the request's id, in order.
 Inbox = SimpleQueue[tuple[MessageId, AnyReply]]
+
+#: Waits that an interrupt is to end are made in turns of this length [seconds]: CPython handles a
+#: signal that arrives just before a wait begins only when the wait is over.
+TURN_S = 0.5
 
 #: Whom the service answers. It is the operator as well: there is nobody else.
 _CLIENT = ClientRef(b"embedded", "admin", Encoding.MSGPACK, is_delimited=False)
@@ -80,6 +84,8 @@ class Host:
         _hosts.add(host)
         host._thread.start()
         try:
+            while not host._opened.done():  # in turns, see TURN_S
+                wait([host._opened], timeout=TURN_S)
             host._opened.result()
         except OutOfDeviceMemory as error:
             if open_hosts():
