@@ -327,9 +327,9 @@ class Service:
             del self._work[work.client]
         if work.expiry is not None:
             work.expiry.cancel()
-        for pending in (work.reading, work.verifying):
-            if pending is not None:
-                pending.cancel()
+        if work.verifying is not None:
+            work.verifying.cancel()
+        self._reader.give_up(work)
         if not work.is_mute:
             self._send(work.client, reply)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from ipc import messages as wire
@@ -26,7 +25,6 @@ class Work:
         token_ids: the answer so far, sent or not.
         text, logprobs: what was not sent, because the client wants one message.
         prompt: None while its text is still being tokenised.
-        reading: the prompt's tokenising on the worker thread.
         verifying: the reading of cached KV, if that is what is wanted.
         expiry: ends the request at its deadline while its prompt is being tokenised.
     """
@@ -41,7 +39,6 @@ class Work:
     text: list[str] = field(default_factory=list)
     logprobs: list[wire.Logprobs] = field(default_factory=list)
     prompt: Prompt | None = None
-    reading: Future[Prompt] | None = None
     expiry: asyncio.TimerHandle | None = None
     verifying: asyncio.Task[wire.Verified] | None = None
 

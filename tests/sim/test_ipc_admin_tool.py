@@ -141,8 +141,8 @@ def test_verify_goes_on_until_everything_is_read(
     assert out == (
         "3 blocks read (3.0 KiB), 1 of them for the first time: 1 have changed, 0 hold something "
         "that is no finite number\n"
-        "2 blocks have left the cache, the damaged ones and what may have come of them (still in use "
-        "or kept: 1)\n"
+        "2 blocks have left the cache, the damaged ones and what may have come of them (still in "
+        "use or kept: 1)\n"
     )
 
 

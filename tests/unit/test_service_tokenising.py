@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -29,13 +30,16 @@ from ipc.messages import (
 from om_models.chat import ChatTemplate
 from runtime_cache import reading
 from runtime_cache.errors import InvalidRequest, UnknownEntry
-from runtime_cache.ids import DEFAULT_TENANT
+from runtime_cache.ids import DEFAULT_TENANT, TenantName
+from runtime_cache.intake import Prompt
+from runtime_cache.work import Work
 from tests.support.desk import (
     ADMIN,
     ALICE,
     BOB,
     LONG,
     TEAM,
+    TEAM_ALICE,
     TEMPLATE,
     VOCAB,
     Desk,
@@ -43,6 +47,8 @@ from tests.support.desk import (
     tokenizer,
 )
 
+THIRD = TenantName("team-b")
+THIRD_ALICE = replace(ALICE, tenant=THIRD)
 ID, OTHER = MessageId("1"), MessageId("2")
 LONG_TURNS = (ChatMessage("user", LONG),)
 CANCELLED = Error(id=ID, code="cancelled", message="the request was cancelled", retryable=True)
@@ -69,10 +75,22 @@ class HeldDesk(Desk):
 
     def __init__(self, error: Exception | None = None) -> None:
         self.intake = HeldIntake(tokenizer(), ChatTemplate(TEMPLATE), VOCAB, error=error)
-        super().__init__(intakes={DEFAULT_TENANT: self.intake, TEAM: self.intake})
+        super().__init__(intakes=dict.fromkeys((DEFAULT_TENANT, TEAM, THIRD), self.intake))
 
     def let_read(self) -> None:
         self.intake.may_read.set()
+
+    async def until_reading(self, number: int) -> None:
+        """Wait until the worker thread has begun with so many texts."""
+        while self.intake.num_read < number:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async def order(self, number: int) -> list[str]:
+        """The ids of the next so many replies."""
+        ids: list[str] = []
+        while len(ids) < number:
+            ids += [str(reply.id) for reply in await self.until_sent()]
+        return ids
 
     async def settle(self) -> None:
         """Wait until everything that is being tokenised has been."""
@@ -245,6 +263,7 @@ async def test_texts_that_wait_to_be_tokenised_are_bounded(
     monkeypatch.setattr(reading, "_MAX_CHARS", len(LONG) + 5000)
     desk = HeldDesk()
     desk.say(Generate(ID, prompt=LONG))
+    desk.say(Generate(ID, prompt="z" * 9999), TEAM_ALICE)  # another tenant's limit
     replies = desk.say(Generate(OTHER, prompt="y" * num_chars))
     if is_taken:
         assert replies == []
@@ -258,6 +277,79 @@ async def test_texts_that_wait_to_be_tokenised_are_bounded(
     await desk.settle()
     desk.take()
     assert desk.say(Generate(OTHER, prompt="y" * num_chars)) == []  # there is room again
+    await desk.service.close()
+
+
+async def test_one_tenants_flood_refuses_nothing_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "_MAX_CHARS", 2 * len(LONG))
+    desk = HeldDesk()
+    for number in range(9):
+        desk.say(Tokenize(MessageId(f"{number}"), text=LONG))
+    assert [getattr(reply, "code", "") for reply in desk.take()] == ["queue_full"] * 7
+    for number in range(2):
+        assert desk.say(Tokenize(MessageId(f"{number}"), text=LONG), TEAM_ALICE) == []
+    # What an operator asks about a tenant is that tenant's.
+    (refused,) = desk.say(Explain(OTHER, prompt=LONG, tenant=TEAM), ADMIN)
+    assert isinstance(refused, Error)
+    assert refused.code == "queue_full"
+    await desk.settle()
+    await desk.service.close()
+
+
+async def test_tenants_take_turns() -> None:
+    desk = HeldDesk()
+    for client, name in ((ALICE, "a"), (TEAM_ALICE, "b"), (THIRD_ALICE, "c")):
+        for number in range(3):
+            desk.say(Tokenize(MessageId(f"{name}{number}"), text=name * 5000), client)
+    desk.say(Tokenize(MessageId("b3"), text="b" * 5000), TEAM_ALICE)
+    desk.let_read()
+    assert await desk.order(10) == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "b2", "c2", "b3"]
+    await desk.service.close()
+
+
+async def test_who_comes_while_another_is_read_is_next() -> None:
+    desk = HeldDesk()
+    for number in range(3):
+        desk.say(Tokenize(MessageId(f"a{number}"), text=LONG))
+    await desk.until_reading(1)
+    desk.say(Tokenize(MessageId("b"), text=LONG), TEAM_ALICE)
+    desk.let_read()
+    assert await desk.order(4) == ["a0", "b", "a1", "a2"]
+    await desk.service.close()
+
+
+async def test_what_is_given_up_costs_nobody_a_turn() -> None:
+    desk = HeldDesk()
+    for number in range(3):
+        desk.say(Tokenize(MessageId(f"a{number}"), text=LONG))
+        desk.say(Tokenize(MessageId(f"b{number}"), text=LONG), TEAM_ALICE)
+    await desk.until_reading(1)
+    desk.service.on_client_gone(TEAM_ALICE)
+    desk.say(Cancel(OTHER, target=MessageId("a1")))
+    desk.take()
+    desk.let_read()
+    assert await desk.order(2) == ["a0", "a2"]
+    assert desk.intake.num_read == 2
+    await desk.service.close()
+
+
+async def test_a_failure_of_one_costs_the_next_one_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = HeldDesk()
+    reader, go_on = desk.service._reader, desk.service._reader._go_on
+
+    def broken_once(work: Work, prompt: Prompt) -> None:
+        monkeypatch.setattr(reader, "_go_on", go_on)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(reader, "_go_on", broken_once)
+    for message_id in (ID, OTHER):
+        desk.say(Tokenize(message_id, text=LONG))
+    desk.let_read()
+    assert await desk.order(2) == [ID, OTHER]
     await desk.service.close()
 
 
