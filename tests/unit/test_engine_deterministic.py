@@ -81,6 +81,21 @@ def test_a_preempted_request_is_run_again_as_before(chunk: int) -> None:
         assert rig.token_ids[request_id] == expected_answer(prompt, 9)
 
 
+def test_a_preempted_request_reuses_no_answer_that_another_prefilled() -> None:
+    """The older request's prompt is the younger one's with its answer; both are in the cache."""
+    prompt = list(range(6))
+    rig = make_rig(4, num_blocks=7, max_running=2)
+    older = rig.arrive([*prompt, *expected_answer(prompt, 6)], max_tokens=9)
+    younger = rig.arrive(prompt, max_tokens=9)
+    while rig.state.snapshot().engine.preemptions == 0:
+        rig.step_done()
+    assert len(rig.token_ids[younger]) == 3
+    rig.run()
+    assert list(rig.finals) == [older, younger]
+    assert rig.token_ids[younger] == expected_answer(prompt, 9)
+    assert set(runs(rig, younger)) == {r for r in runs_of_a_miss(4, prompt, 9) if r[2] >= 4}
+
+
 def test_what_is_fed_again_is_not_sampled_again() -> None:
     rig = make_rig(4, num_blocks=6)
     for start in (10, 30):
