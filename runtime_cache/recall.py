@@ -3,8 +3,9 @@
 The text goes over from remembered ids to those of the canonical encoding (the library's, of the
 whole text) at one byte, the seam, which lies
 
-- at a divider (`om_models.spelling`), or inside or at the end of an answer, so that what the model
-  did not write never has other ids than the canonical ones;
+- at a divider (`om_models.spelling`), or inside or at the end of an answer, so that of what the
+  model did not write only that has remembered ids which stands before one of its answers: those it
+  had when that answer was asked for;
 - where a token ends both in the remembered ids and in the canonical encoding, so that the rest is
   tokenised as it would be without a memory.
 

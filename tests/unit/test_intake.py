@@ -318,13 +318,14 @@ def test_prompts_of_which_nothing_is_remembered(message: Prompted) -> None:
 
 
 def test_what_follows_a_prefix_is_not_taken_for_a_text_of_its_own() -> None:
-    reader = intake()
-    reader.prefixes[PrefixId("p-1")] = np.array([256, 64], dtype=np.int32)
-    reader.remember(reader.read(Generate(ID, prompt="b</s>")), [66])
-    text = "b</s>c</s>"
-    expected = [256, 64, *ids_of(text)]
+    reader = talking("smollm2", SMOLLM2)
+    reader.prefixes[PrefixId("p-1")] = np.array([1], dtype=np.int32)
+    reader.remember(reader.read(Generate(ID, prompt="a<|im_end|>")), letters(reader, "the"))
+    text = "a<|im_end|>the<|im_end|>"
+    fresh = reader.tokenizer.encode(text, add_bos=False).tolist()
+    assert reader.read(Generate(ID, prompt=text)).tokens.tolist() != fresh
     found = reader.read(Generate(ID, prompt=text, prefix_id=PrefixName("p-1")))
-    assert found.tokens.tolist() == expected
+    assert found.tokens.tolist() == [1, *fresh]
 
 
 def test_without_a_memory() -> None:

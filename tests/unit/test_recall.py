@@ -211,6 +211,23 @@ def test_without_an_answer_in_it_a_prompt_is_tokenised_as_ever() -> None:
         assert host.read(text) == host.fresh(text)
 
 
+def test_a_divider_inside_what_the_user_wrote_is_no_place_to_go_over() -> None:
+    host = Host("cut as Llama 3")
+    host.answer(f"<|im_start|>user\na   1{END}{OPEN}", host.letters("Hello"))
+    text = f"<|im_start|>user\na   {END}{OPEN}"
+    assert host.read(text) == host.fresh(text)
+
+
+def test_what_counts_as_the_models_ends_where_its_ids_do() -> None:
+    host = Host()
+    host.answer(QUESTION, host.letters("Hello there"))
+    start = len(QUESTION)
+    for kept in ("Hello there", "Hello", ""):
+        found = host.recall.encode(f"{QUESTION}{kept}{MORE}", add_bos=False, is_chat=True)
+        assert isinstance(found, TokenizedText)
+        assert found.answers == (((start, start + len(kept)),) if kept else ())
+
+
 def test_what_follows_an_answer_is_tokenised_as_ever() -> None:
     host = Host()
     text = host.answer(f"{QUESTION}", host.letters("Hello"))
@@ -234,6 +251,11 @@ def test_a_bos_that_is_added_is_not_taken_for_one_that_is_not() -> None:
     with_bos = host.answer("ab", host.letters("cd"), add_bos=True) + "</s>"
     assert host.read(with_bos, add_bos=True) == [*bos, *host.letters("abcd"), *host.fresh("</s>")]
     assert host.read(with_bos) == host.fresh(with_bos)
+
+    host = Host("bytes")
+    first = host.answer("</s>a", host.letters("b"), add_bos=True)  # a divider comes first
+    text = f"{first}c"
+    assert host.read(text, add_bos=True, is_chat=False) == host.fresh(text, add_bos=True)
 
     host = Host("bytes")
     without = host.answer("ab", host.letters("cd")) + "</s>"
