@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.results import CacheCounters
 from runtime_cache.ids import TenantName
 
@@ -99,6 +100,26 @@ class EngineSnapshot(TenantSnapshot):
     is_draining: bool
     engine: EngineCounters
     tenants: Mapping[TenantName, TenantSnapshot]
+
+
+def tenant_snapshot(
+    cache: CacheManager, *, num_waiting: int, num_running: int, requests_by_reason: Counter[str]
+) -> TenantSnapshot:
+    """One tenant's part now."""
+    num_registered = cache.keeps.num_registrations
+    return TenantSnapshot(
+        num_waiting=num_waiting,
+        num_running=num_running,
+        num_usable_blocks=cache.num_usable,
+        num_live_blocks=cache.num_live,
+        num_evictable_blocks=cache.num_evictable,
+        num_free_blocks=cache.num_free,
+        num_kept_blocks=cache.keeps.num_blocks,
+        num_registered_prefixes=num_registered,
+        num_pins=len(cache.keeps) - num_registered,
+        requests_by_reason=requests_by_reason,
+        cache=cache.counters.copy(),
+    )
 
 
 def sums(parts: Iterable[Any], kind: type[Any]) -> dict[str, Any]:

@@ -46,7 +46,13 @@ from runtime_cache.engine.pace import Pace
 from runtime_cache.engine.request import BadLogits, NewRequest, Sampled
 from runtime_cache.engine.scheduler import Computed, Scheduler, Step
 from runtime_cache.engine.sequence import Sequence
-from runtime_cache.engine.snapshot import EngineCounters, EngineSnapshot, TenantSnapshot, sums
+from runtime_cache.engine.snapshot import (
+    EngineCounters,
+    EngineSnapshot,
+    TenantSnapshot,
+    sums,
+    tenant_snapshot,
+)
 from runtime_cache.engine.stopping import StopResult
 from runtime_cache.engine.waiting import WaitingQueue
 from runtime_cache.errors import (
@@ -141,34 +147,26 @@ class EngineState:
 
     def snapshot(self) -> EngineSnapshot:
         """Gauges and counters now."""
-        tenants = {tenant: self._tenant_snapshot(tenant) for tenant in self._caches}
+        scheduler = self._scheduler
+        tenants = {
+            tenant: tenant_snapshot(
+                cache,
+                num_waiting=scheduler.num_waiting(tenant),
+                num_running=sum(sequence.cache is cache for sequence in scheduler.running),
+                requests_by_reason=scheduler.requests_by_reason[tenant].copy(),
+            )
+            for tenant, cache in self._caches.items()
+        }
         return EngineSnapshot(
             **sums(tenants.values(), TenantSnapshot),
             is_step_in_flight=self._in_flight is not None,
             is_draining=self._is_draining,
             engine=replace(
                 self._counters,
-                preemptions=self._scheduler.num_preemptions,
+                preemptions=scheduler.num_preemptions,
                 cancelled_by=self._counters.cancelled_by.copy(),
             ),
             tenants=tenants,
-        )
-
-    def _tenant_snapshot(self, tenant: TenantName) -> TenantSnapshot:
-        cache, scheduler = self._caches[tenant], self._scheduler
-        num_registered = cache.keeps.num_registrations
-        return TenantSnapshot(
-            num_waiting=scheduler.num_waiting(tenant),
-            num_running=sum(sequence.cache is cache for sequence in scheduler.running),
-            num_usable_blocks=cache.num_usable,
-            num_live_blocks=cache.num_live,
-            num_evictable_blocks=cache.num_evictable,
-            num_free_blocks=cache.num_free,
-            num_kept_blocks=cache.keeps.num_blocks,
-            num_registered_prefixes=num_registered,
-            num_pins=len(cache.keeps) - num_registered,
-            requests_by_reason=scheduler.requests_by_reason[tenant].copy(),
-            cache=cache.counters.copy(),
         )
 
     def handle(self, event: Event) -> list[Command]:

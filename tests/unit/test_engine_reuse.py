@@ -10,10 +10,12 @@ from collections import Counter
 
 import pytest
 
+from om_models.manifest import Gear
 from runtime_cache.cache.policy import CachePolicy
 from runtime_cache.cache.results import CacheReport
 from runtime_cache.engine.batch import RowCopy
 from runtime_cache.engine.commands import FinishRequest
+from runtime_cache.engine.gears import GearTable
 from runtime_cache.engine.request import SamplingParams
 from tests.support.engine_rig import EngineRig, expected_answer, limits, small_gears
 
@@ -138,10 +140,11 @@ def test_a_stopped_answer_is_reused() -> None:
 @pytest.mark.parametrize("is_deadline", [False, True])
 def test_an_answer_that_was_ended_early_is_reused(is_in_step: bool, is_deadline: bool) -> None:
     rig = EngineRig()
-    rig.arrive(PROMPT, max_tokens=9, deadline_s=rig.now_s + 50.0)
+    prompt = PROMPT[:9]
+    rig.arrive(prompt, max_tokens=9, deadline_s=rig.now_s + 50.0)
     for _ in range(3):
         rig.step_done()
-    assert rig.rows() == [(1, 11, 1)]
+    assert rig.rows() == [(1, 10, 1)]
     if not is_in_step:
         rig.arrive([40, 41, 42], max_tokens=1)
         rig.step_done()
@@ -152,9 +155,8 @@ def test_an_answer_that_was_ended_early_is_reused(is_in_step: bool, is_deadline:
         rig.cancel(1)
     rig.run()
     assert rig.finished(1).reason == ("deadline" if is_deadline else "cancelled")
-    turn = PROMPT + expected_answer(PROMPT, 3)
-    # In either case one more token was fed than the two that had been by the third step.
-    assert cached_tokens(rig, [*turn, 50]) == 12
+    # The step in which it ended counts, whether it was in flight or just done.
+    assert cached_tokens(rig, [*prompt, *expected_answer(prompt, 3), 50]) == 11
 
 
 def test_a_prompt_can_be_reused_while_it_is_being_answered() -> None:
@@ -216,6 +218,23 @@ def test_a_preempted_request_goes_on_from_what_is_left_and_counts_once() -> None
     snapshot = rig.state.snapshot()
     assert snapshot.cache.queried_tokens == 5 + 5
     assert snapshot.requests_by_reason == {"cold": 2}
+
+
+def test_a_preempted_prompt_goes_on_within_a_block() -> None:
+    gears = GearTable([Gear(1, 6, 32)], [Gear(4, 1, 32)])
+    rig = EngineRig(num_blocks=10, gears=gears)
+    older = rig.arrive([10, 11, 12, 13], max_tokens=6)
+    rig.step_done()
+    younger = rig.arrive(range(20, 48), max_tokens=1)
+    while rig.state.snapshot().engine.preemptions == 0:
+        rig.step_done()
+    while rig.rows()[0][0] == older:
+        rig.step_done()
+    # Three chunks of six had been done; the room it gave up was that of the tokens behind them.
+    assert rig.rows() == [(younger, 18, 6)]
+    assert [copy.num_tokens for copy in rig.batches[-1].rows[0].copies] == [2]
+    rig.run()
+    assert rig.token_ids[younger] == expected_answer(range(20, 48), 1)
 
 
 # -- single flight ------------------------------------------------------------------------------

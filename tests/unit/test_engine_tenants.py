@@ -42,17 +42,20 @@ def test_requests_of_tenants_share_a_step() -> None:
 
 
 def test_a_short_tenant_preempts_its_own() -> None:
+    """Also if another tenant's request is the youngest of all."""
     rig = two(3)
-    rig.arrive([10, 11, 12], max_tokens=6, tenant=A)
-    rig.arrive([20, 21, 22], max_tokens=6, tenant=A)
-    other = rig.arrive([30, 31, 32], max_tokens=9, tenant=B)
-    while rig.state.snapshot().engine.preemptions == 0:
+    first = rig.arrive([10, 11, 12], max_tokens=6, tenant=A)
+    second = rig.arrive([20, 21, 22], max_tokens=6, tenant=A)
+    for _ in range(3):
         rig.step_done()
-    waiting = [int(s.request.request_id) for s in rig.state._scheduler.waiting]
-    assert waiting == [2]
+    other = rig.arrive([30, 31, 32], max_tokens=9, tenant=B)
+    rig.step_done()
+    assert [int(s.request.request_id) for s in rig.state._scheduler.running] == [1, other]
+    assert [int(s.request.request_id) for s in rig.state._scheduler.waiting] == [second]
     rig.run()
+    assert rig.state.snapshot().engine.preemptions == 1
     assert rig.finished(other).usage.prefilled_tokens == 3
-    for request_id, start, num_tokens in ((1, 10, 6), (2, 20, 6), (other, 30, 9)):
+    for request_id, start, num_tokens in ((first, 10, 6), (second, 20, 6), (other, 30, 9)):
         prompt = [start, start + 1, start + 2]
         assert rig.token_ids[request_id] == expected_answer(prompt, num_tokens)
 
