@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from tests.property.test_cache import CacheMachine
+from tests.property.test_cache import CacheMachine, CollidingMachine
 from tests.property.test_engine import EngineMachine
 
 LONG = settings(
@@ -15,6 +15,6 @@ LONG = settings(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("machine", [CacheMachine, EngineMachine])
+@pytest.mark.parametrize("machine", [CacheMachine, CollidingMachine, EngineMachine])
 def test_many_random_lives(machine: type[RuleBasedStateMachine]) -> None:
     run_state_machine_as_test(machine, settings=LONG)
