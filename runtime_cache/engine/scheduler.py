@@ -146,6 +146,16 @@ class Scheduler:
             self.running.remove(sequence)
         sequence.cache.drop(sequence.take_blocks(), is_all_suspect=is_all_suspect)
 
+    def withdraw_copies(self) -> None:
+        """A step has gone wrong: what it may have spoilt is not to be copied.
+
+        Who has a copy before it goes back to its queue, to be matched with what is left. To be
+        called before `discard`, so that these requests hold nothing of what is dropped.
+        """
+        for sequence in tuple(self.running):
+            if sequence.status == "ready" and sequence.blocks().copy is not None:
+                self._preempt(sequence)
+
     def decide(self, now_s: float) -> Decision | None:
         """What to do next while no step is in flight; None if there is nothing to do.
 

@@ -281,6 +281,8 @@ class EngineState:
             raise InternalError(
                 f"step {event.step_id} has {len(event.samples)} samples for {num_wanted} rows"
             )
+        if any(isinstance(sample, BadLogits) for sample in event.samples):
+            self._scheduler.withdraw_copies()
         samples = iter(event.samples)
         for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
             sampled = None if row.sampler is None else next(samples)
@@ -318,6 +320,7 @@ class EngineState:
     def _on_step_failed(self, event: StepFailed) -> None:
         step = self._take_step(event.step_id)
         self._counters.failed_steps += 1
+        self._scheduler.withdraw_copies()
         for sequence in step.sequences:
             failure = FailRequest(
                 sequence.request.request_id, event.code, event.message, event.retryable

@@ -46,10 +46,11 @@ from runtime_cache.engine.limits import EngineLimits
 from runtime_cache.engine.request import BadLogits, NewRequest, Sampled, SamplingParams
 from runtime_cache.engine.state import EngineState
 from runtime_cache.ids import BlockId, PrefixId, RequestId, TenantName
+from tests.support import handing_out
 from tests.support.caching import BLOCK_SIZE
 
 VOCAB = 64
-#: What a failed step leaves in the slots it was to write: no position of any sequence.
+#: What a failed step leaves in the blocks it was to write to: no position of any sequence.
 POISON: tuple[int, ...] = ()
 
 Final = FinishRequest | FailRequest
@@ -154,12 +155,12 @@ class FakePool:
         return tuple(samples)
 
     def poison(self, batch: StepBatch) -> None:
-        """A step that failed half-way: its targets hold anything."""
-        for row in batch.rows:
-            for slot in self._appends(row):
-                self._slots[slot] = POISON
+        """A step that failed half-way: the blocks it was to write to hold anything."""
+        targets = [slot for row in batch.rows for slot in self._appends(row)]
         for copy in _copies(batch):
-            for slot in self._targets(copy.target_slot, copy.num_tokens):
+            targets += self._targets(copy.target_slot, copy.num_tokens)
+        for block in {slot // BLOCK_SIZE for slot in targets}:
+            for slot in range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE):
                 self._slots[slot] = POISON
 
     def _copy(self, copy: RowCopy) -> None:
@@ -249,6 +250,8 @@ class EngineRig:
         self.gears = gears or small_gears()
         self.config = config or limits()
         self.state = EngineState(self.caches, self.gears, self.config)
+        for cache in self.caches.values():
+            handing_out.watch(cache, lambda: self.state._in_flight is not None)
         self.pool = FakePool(self.caches.values())
         self.now_s = 100.0
         self.commands: list[Command] = []
