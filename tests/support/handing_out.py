@@ -1,4 +1,4 @@
-"""Watches what a cache hands out: only blocks that nobody has, and only while no step is running."""
+"""Watches what a cache hands out: only blocks that nobody has, and never under a step."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_a_held_block_would_be_found() -> None:
     handing_out.watch(cache, never)
     table = admitted(cache, range(4))
     cache.pool._free.appendleft(table.blocks[0])
-    with pytest.raises(AssertionError, match="held blocks are handed out: {1: 1}"):
+    with pytest.raises(AssertionError, match=r"held blocks are handed out: \{1: 1\}"):
         admitted(cache, range(10, 14))
 
 
