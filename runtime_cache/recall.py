@@ -11,7 +11,7 @@ whole text) at one byte, the seam, which lies
 
 Equal texts may therefore get other ids after a restart, or when another answer of the same words
 was given meanwhile: the canonical ones, as wherever a text is tokenised again. Both decode to the
-same text.
+same text, but for the space before a chat's answer that a SentencePiece vocabulary does not show.
 """
 
 from __future__ import annotations
