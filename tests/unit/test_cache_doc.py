@@ -58,3 +58,9 @@ def test_tokens_per_gib(cells: list[str]) -> None:
 
 def test_the_table_of_sizes_was_found() -> None:
     assert len(SIZES) == 5
+
+
+def test_a_hit_rate_of_zero_is_explained() -> None:
+    answer = " ".join(TEXT.partition("### Why is my hit rate zero?")[2].split())
+    assert "the time of day" in answer
+    assert "`diverged` at a small `diverged_at` names the very token" in answer
