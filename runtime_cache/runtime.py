@@ -26,9 +26,10 @@ from runtime_cache.device_memory import MemoryWatch
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.executor import Executor
 from runtime_cache.engine.gears import GearTable
+from runtime_cache.engine.limits import EngineLimits
 from runtime_cache.engine.loop import EngineLoop, Samples
 from runtime_cache.engine.sampler import sample_rows
-from runtime_cache.engine.state import EngineLimits, EngineState
+from runtime_cache.engine.state import EngineState
 from runtime_cache.errors import BundleError, ConfigError, InternalError, OutOfDeviceMemory
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
 from runtime_cache.shares import policy_for, share_out

@@ -40,8 +40,7 @@ from runtime_cache.engine.events import (
     StepFailed,
 )
 from runtime_cache.engine.gears import GearTable
-from runtime_cache.engine.limits import EngineLimits as EngineLimits
-from runtime_cache.engine.limits import check_limits
+from runtime_cache.engine.limits import EngineLimits, check_limits
 from runtime_cache.engine.pace import Pace
 from runtime_cache.engine.request import BadLogits, NewRequest, Sampled
 from runtime_cache.engine.scheduler import Computed, Scheduler, Step

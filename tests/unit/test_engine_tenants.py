@@ -76,9 +76,10 @@ def test_a_request_is_stuck_if_it_is_alone_in_its_cache() -> None:
     rig = two(6)
     rig.register("p", range(12), tenant=A)
     rig.run()
-    rig.arrive(range(40, 50), max_tokens=9, tenant=B)
+    other = rig.arrive(range(40, 50), max_tokens=9, tenant=B)
     stuck = rig.arrive(range(20, 36), max_tokens=1, tenant=A)
     rig.run()
+    assert list(rig.finals)[-2:] == [stuck, other]
     assert rig.failed(stuck).message == (
         "4 blocks are needed, but registrations, pins and leases hold 3 of 6"
     )

@@ -97,6 +97,16 @@ def test_a_preempted_request_goes_before_all_others() -> None:
     assert order(rig) == [1, preempted, better]
 
 
+def test_preempted_requests_come_back_in_the_order_of_their_admission() -> None:
+    rig = EngineRig(num_blocks=6)
+    for start, num_tokens in ((0, 8), (20, 2), (30, 2)):
+        rig.arrive(range(start, start + num_tokens), max_tokens=9)
+    while rig.state.snapshot().engine.preemptions < 2:
+        rig.step_done()
+    assert [int(s.request.request_id) for s in rig.state._scheduler.waiting] == [2, 3]
+    assert order(rig) == [1, 2, 3]
+
+
 def test_a_request_that_ends_while_waiting_leaves_the_queue() -> None:
     rig = busy_rig(one_at_a_time())
     ids = [rig.arrive(with_prefix(n, n), max_tokens=1) for n in (0, 4, 8)]
