@@ -116,6 +116,20 @@ def test_a_copy_that_comes_to_nothing_gives_its_source_back(end: str) -> None:
     assert cached_tokens(rig, PROMPT) == (0 if end == "bad" else 9)
 
 
+def test_the_block_to_copy_from_may_be_the_one_that_is_missing() -> None:
+    """Found by `tests/property/test_engine.py`: this request was refused in an idle engine."""
+    rig = EngineRig(num_blocks=5)
+    prompt = list(range(14))
+    answered(rig, prompt, 2)
+    request_id = rig.arrive([*prompt, 0, 0], max_tokens=1)
+    assert rig.batches[-1].rows[0].copies == ()
+    rig.run()
+    usage = rig.finished(request_id).usage
+    assert (usage.cached_tokens, usage.prefilled_tokens) == (12, 4)
+    assert usage.cache is not None
+    assert (usage.cache.cached_tokens, usage.cache.reason) == (12, "evicted")
+
+
 # -- answers ------------------------------------------------------------------------------------
 
 
