@@ -168,6 +168,17 @@ def test_held_prefixes_may_be_more_until_they_are_given_back(make_cache: MakeCac
     assert (cache.index.num_leaves, parked_blocks(cache)) == (2, [1, 3])
 
 
+def test_what_was_held_only_to_be_copied_goes_when_it_is_copied(make_cache: MakeCache) -> None:
+    cache = make_cache(12, max_leaves=1)
+    serve(cache, range(6))
+    reader = admitted(cache, [*range(6), 50])
+    other = computed(cache, range(20, 24))
+    assert (cache.index.num_leaves, cache.num_evictable) == (2, 0)
+    cache.copied(reader)
+    assert (cache.index.num_leaves, num_cached(cache, range(6))) == (2, 4)  # of held ones
+    invariants.check(cache, [reader, other])
+
+
 def test_no_prefix_at_all(make_cache: MakeCache) -> None:
     cache = make_cache(6, max_leaves=0)
     serve(cache, range(9))

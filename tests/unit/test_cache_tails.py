@@ -265,6 +265,30 @@ def test_a_held_tail_gives_way_when_it_is_released(make_cache: MakeCache) -> Non
     assert cache.counters.superseded_blocks == 1
 
 
+def test_the_longer_one_counts_as_used_when_it_takes_over(make_cache: MakeCache) -> None:
+    cache = make_cache(10)
+    short = computed(cache, [1, 2], priority=60)  # 1
+    serve(cache, [1, 2, 3])  # 2
+    serve(cache, [7])  # 3
+    assert parked_blocks(cache) == [2, 3]
+    cache.release(short)
+    assert parked_blocks(cache) == [3, 2]
+    node = cache.index.node_of(BlockId(2))
+    assert node is not None
+    assert (node.priority, node.num_hits, node.rank) == (60, 1, (60, False))
+
+
+def test_a_tail_that_grows_is_used_then(make_cache: MakeCache) -> None:
+    cache = make_cache(8)
+    table = computed(cache, [1, 2], room=2)
+    cache.now_s = 5.0
+    commit(cache, table, [1, 2, 3])
+    cache.now_s = 9.0
+    cache.release(table)
+    (entry,) = desk.entries(cache)[0]
+    assert (entry.created_s, entry.last_used_s) == (0.0, 5.0)
+
+
 def test_a_tail_that_a_keep_holds_gives_way_when_it_is_given_up(make_cache: MakeCache) -> None:
     cache = make_cache(10)
     register(cache, "p", range(6))  # 1, 2

@@ -297,6 +297,16 @@ def test_pinning_again_changes_how_long(make_cache: MakeCache) -> None:
         assert cache.keeps.next_expiry_s == expires_s
 
 
+def test_what_is_kept_again_is_never_given_up_between(make_cache: MakeCache) -> None:
+    cache = make_cache(9, low_watermark_blocks=8)  # whatever nobody holds goes at once
+    register(cache, P, range(8))
+    assert register(cache, P, range(8)) is not None
+    for _ in range(2):
+        assert desk.pin(cache, digests_of(range(8))[1], None) is not None
+        cache.unregister(P)
+    assert (gauges(cache), num_cached(cache, range(8))) == ((2, 0, 6), 8)
+
+
 @pytest.mark.parametrize(("limit", "is_taken"), [(1, False), (2, True)])
 def test_a_pin_without_room_changes_nothing(
     make_cache: MakeCache, limit: int, is_taken: bool
