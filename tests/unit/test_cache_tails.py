@@ -265,9 +265,12 @@ def test_a_held_tail_gives_way_when_it_is_released(make_cache: MakeCache) -> Non
     assert cache.counters.superseded_blocks == 1
 
 
-def test_the_longer_one_counts_as_used_when_it_takes_over(make_cache: MakeCache) -> None:
+@pytest.mark.parametrize("priority", [50, 60])
+def test_the_longer_one_counts_as_used_when_it_takes_over(
+    make_cache: MakeCache, priority: int
+) -> None:
     cache = make_cache(10)
-    short = computed(cache, [1, 2], priority=60)  # 1
+    short = computed(cache, [1, 2], priority=priority)  # 1
     serve(cache, [1, 2, 3])  # 2
     serve(cache, [7])  # 3
     assert parked_blocks(cache) == [2, 3]
@@ -275,7 +278,7 @@ def test_the_longer_one_counts_as_used_when_it_takes_over(make_cache: MakeCache)
     assert parked_blocks(cache) == [3, 2]
     node = cache.index.node_of(BlockId(2))
     assert node is not None
-    assert (node.priority, node.num_hits, node.rank) == (60, 1, (60, False))
+    assert (node.priority, node.num_hits, node.rank) == (priority, 1, (priority, False))
 
 
 def test_a_tail_that_grows_is_used_then(make_cache: MakeCache) -> None:
