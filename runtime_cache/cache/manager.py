@@ -245,7 +245,7 @@ class CacheManager:
 
         A block that was computed by another request meanwhile is given up for the other's: so the
         parent of an indexed block is always indexed, and always held by who holds the block. Call
-        this only while no step is in flight, because it changes the table's slots.
+        this only while no step of the request is in flight, because it changes the table's slots.
 
         Args:
             chain: extended over at least those tokens.
