@@ -152,7 +152,7 @@ class Scheduler:
         Who has a copy before it goes back to its queue, to be matched with what is left. To be
         called before `discard`, so that these requests hold nothing of what is dropped.
         """
-        for sequence in tuple(self.running):
+        for sequence in self.running[::-1]:  # the oldest is put back last, and goes first
             if sequence.status == "ready" and sequence.blocks().copy is not None:
                 self._preempt(sequence)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime_cache.engine.batch import RowCopy
-from tests.support.engine_rig import EngineRig, expected_answer
+from tests.support.engine_rig import EngineRig, expected_answer, limits, small_gears
 
 #: A block and a half.
 PROMPT = list(range(10, 16))
@@ -69,3 +69,15 @@ def test_who_went_back_counts_once_and_leaves_nothing_held(end: str) -> None:
     assert snapshot.requests_by_reason == {"cold": 1, "extended": 1}
     assert snapshot.cache.queried_tokens == 6 + 8
     assert (snapshot.num_live_blocks, snapshot.engine.preemptions) == (0, 1)
+
+
+def test_who_went_back_comes_again_in_order_of_arrival() -> None:
+    rig = EngineRig(gears=small_gears(max_batch=1), config=limits(max_running=8))
+    rig.arrive(PROMPT, max_tokens=9)
+    for last in (50, 51, 52):
+        rig.arrive([*PROMPT, last], max_tokens=3)
+    rig.step_done()
+    assert rig.rows() == [(2, 6, 1)]
+    rig.step_failed()  # 3 and 4 had a copy before them
+    assert [s.request.request_id for s in rig.state._scheduler.running] == [1, 3, 4]
+    rig.run()
