@@ -469,6 +469,9 @@ class CacheMachine(RuleBasedStateMachine):
         for node in self.cache.index:
             start = (node.num_blocks - 1) * BLOCK_SIZE
             self.pool.expect_block(node.block, tokens_of(node), start, node.num_tokens)
+            assert self.policy.within_limit(node.num_tokens) == node.num_tokens
+            if node.num_tokens % BLOCK_SIZE:
+                assert self.policy.on_grid(node.num_tokens) == node.num_tokens
 
     def _check_computed_rows(self) -> None:
         for request in self.running:
@@ -573,7 +576,7 @@ class CollidingMachine(CacheMachine):
                 self.patch.stop()
 
 
-CacheMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestCacheMachine = CacheMachine.TestCase
-CollidingMachine.TestCase.settings = settings(CacheMachine.TestCase.settings, max_examples=50)
+CollidingMachine.TestCase.settings = settings(CacheMachine.TestCase.settings, max_examples=30)
 TestCollidingMachine = CollidingMachine.TestCase
