@@ -8,8 +8,7 @@ Every match is compared with a search through all entries.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
 from unittest import mock
 
 import numpy as np
@@ -24,49 +23,16 @@ from hypothesis.stateful import (
 
 from runtime_cache.cache import desk, hashing, invariants
 from runtime_cache.cache.block_table import BlockTable
-from runtime_cache.cache.hashing import HashChain
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.policy import CachePolicy
 from runtime_cache.cache.prefix_index import PrefixNode
-from runtime_cache.cache.results import CacheReport, Keep, MatchHint
+from runtime_cache.cache.results import CacheReport, Keep
 from runtime_cache.ids import PrefixId
+from tests.support.cache_traffic import Request, in_common, policies, prompts, tokens_of
 from tests.support.caching import BLOCK_SIZE, RowPool, make_manager
 
 MAX_TOKENS = 26
 
-#: One setting besides the order of eviction and the watermarks.
-SETTINGS: tuple[dict[str, Any], ...] = (
-    {},
-    {},
-    {},
-    {"max_prefix_tokens": 7},
-    {"max_prefix_tokens": 13},
-    {"max_leaves": 1},
-    {"max_leaves": 3},
-    {"max_kept_blocks": 3},
-    {"max_kept_blocks": 30},
-    {"grid_tokens": 3},
-    {"grid_tokens": 6},
-    {"grid_tokens": 4, "max_prefix_tokens": 14},
-    {"is_auto": False},
-)
-policies = st.builds(
-    lambda eviction, low, extra, setting: CachePolicy(
-        eviction=eviction, low_watermark_blocks=low, high_watermark_blocks=low + extra, **setting
-    ),
-    st.sampled_from(["lru", "slru"]),
-    st.sampled_from([0, 0, 1, 2]),
-    st.sampled_from([0, 1, 2]),
-    st.sampled_from(SETTINGS),
-)
-#: Prompts begin with one of these, so that they share beginnings of every length.
-STEMS = ([0] * 22, [0] * 6 + [1] * 16, [0, 0, 0, 1] * 5, [1] * 22)
-prompts = st.builds(
-    lambda stem, num_shared, tail: stem[:num_shared] + tail,
-    st.sampled_from(STEMS),
-    st.sampled_from(range(20)),
-    st.lists(st.integers(0, 1), min_size=1, max_size=4),
-)
 #: What may happen, and how often. One rule draws from these: of several rules Hypothesis leaves out
 #: some in every run, and few of the others would ever come together.
 HAPPENINGS = {
@@ -86,45 +52,6 @@ HAPPENINGS = {
 }
 
 
-@dataclass(eq=False, repr=False)
-class Request:
-    """One request, admitted or waiting."""
-
-    tokens: list[int]
-    chain: HashChain
-    prefix_id: PrefixId | None
-    is_caching: bool
-    priority: int
-    table: BlockTable | None = None
-    num_computed: int = 0
-    num_fed: int = 0
-    was_admitted: bool = False
-    hint: MatchHint = field(default_factory=MatchHint)
-
-    @property
-    def max_hit_tokens(self) -> int:
-        return len(self.tokens) - (self.prefix_id is None)
-
-    def __repr__(self) -> str:
-        return f"{self.tokens} with {self.num_computed} computed"
-
-    def blocks(self) -> BlockTable:
-        assert self.table is not None
-        return self.table
-
-
-def in_common(one: list[int], other: list[int]) -> int:
-    """How many tokens two sequences begin with together."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def tokens_of(node: PrefixNode) -> list[int]:
-    """All tokens of the prefix that ends with a node."""
-    packed = b"".join(step.tokens for step in node.path)
-    return [int(token) for token in np.frombuffer(packed, dtype="<i4")]
-
-
 class CacheMachine(RuleBasedStateMachine):
     """The calls of an engine: steps of several requests, and what happens while one is running."""
 
@@ -140,19 +67,29 @@ class CacheMachine(RuleBasedStateMachine):
         self.waiting: list[Request] = []
         self.in_flight: list[Request] = []
         self.kept: dict[tuple[str, str], list[int]] = {}
-        self.queried = self.hit = self.copied = self.inserted = 0
-        self._count_inserts()
+        self.queried = self.hit = self.copied = 0
+        self._keep_a_log()
         for tokens in served:
             self._live(tokens, 0)
 
-    def _count_inserts(self) -> None:
-        insert = self.cache.index.insert
+    def _keep_a_log(self) -> None:
+        """Note what enters the index, and what is evicted from it."""
+        insert, evict_node = self.cache.index.insert, self.cache.evict_node
+        self.inserted = 0
+        self.evicted: list[tuple[str, bool, float]] = []
 
-        def counting(*args: object) -> PrefixNode:
+        def note_insert(*args: object) -> PrefixNode:
             self.inserted += 1
             return insert(*args)  # type: ignore[arg-type]
 
-        self.cache.index.insert = counting  # type: ignore[method-assign, assignment]
+        def note_eviction(node: PrefixNode, reason: str) -> None:
+            assert self.cache.pool.num_holds(node.block) == 0
+            idle_s = self.cache.now_s - node.last_used_s
+            self.evicted.append((reason, node.num_hits == 0, idle_s))
+            evict_node(node, reason)
+
+        self.cache.index.insert = note_insert  # type: ignore[method-assign, assignment]
+        self.cache.evict_node = note_eviction  # type: ignore[method-assign]
 
     @rule(data=st.data())
     def something_happens(self, data: st.DataObject) -> None:
@@ -520,7 +457,10 @@ class CacheMachine(RuleBasedStateMachine):
         assert (counters.queried_tokens, counters.hit_tokens) == (self.queried, self.hit)
         assert counters.copied_tokens == self.copied
         assert counters.inserted_blocks == self.inserted
-        assert counters.evicted_blocks == sum(counters.evicted_by.values())
+        assert counters.evicted_blocks == len(self.evicted)
+        assert counters.evicted_by == Counter(reason for reason, _, _ in self.evicted)
+        assert counters.evicted_unused_blocks == sum(unused for _, unused, _ in self.evicted)
+        assert counters.evicted_idle_s == sum(idle_s for _, _, idle_s in self.evicted)
         assert counters.collisions == 0 or self.may_collide
 
     def teardown(self) -> None:
@@ -576,7 +516,7 @@ class CollidingMachine(CacheMachine):
                 self.patch.stop()
 
 
-CacheMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestCacheMachine = CacheMachine.TestCase
-CollidingMachine.TestCase.settings = settings(CacheMachine.TestCase.settings, max_examples=30)
+CollidingMachine.TestCase.settings = settings(CacheMachine.TestCase.settings, max_examples=25)
 TestCollidingMachine = CollidingMachine.TestCase
