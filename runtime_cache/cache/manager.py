@@ -208,7 +208,7 @@ class CacheManager:
                 table.report = replace(
                     table.report, cached_tokens=match.num_tokens, reason="evicted"
                 )
-        self._take_match(table, match)
+        self._take_match(table, match, is_retry=is_retry)
         self._append_new(table, self.num_blocks_for(num_tokens) - len(match.nodes))
         return table
 
@@ -271,7 +271,7 @@ class CacheManager:
         self._release_blocks(table.clear())
         self._trim()
 
-    def drop(self, table: BlockTable, *, is_all_suspect: bool = False) -> None:
+    def drop(self, table: BlockTable, *, is_all_suspect: bool = False) -> PrefixNode | None:
         """Release a request whose step has failed: what that step wrote is suspect.
 
         Its blocks that are not full leave the index, also if someone else holds them. Nothing of
@@ -280,6 +280,9 @@ class CacheManager:
         Args:
             is_all_suspect: its full blocks are not to be reused either, nor the one it has copied
                 from. Those that others hold, or that others' blocks continue, stay.
+
+        Returns:
+            The first of those that stay which was suspect before: for `verification.drop`.
         """
         blocks = tuple(table.blocks)
         self.counters.dropped_blocks += len(blocks) - table.num_committed
@@ -288,8 +291,11 @@ class CacheManager:
             if node is not None:
                 self.index.remove(node)
         self.release(table)
-        if is_all_suspect:
-            self._forget((*map(self.index.node_of, blocks), table.copied_from))
+        if not is_all_suspect:
+            return None
+        nodes = (*map(self.index.node_of, blocks), table.copied_from)
+        self._forget(nodes)
+        return _suspect_again(nodes)
 
     # -- registered prefixes ------------------------------------------------------------------
 
@@ -369,21 +375,25 @@ class CacheManager:
             counters.reuses += 1
             counters.reuse_gap_s += self.now_s - last.last_used_s
 
-    def _take_match(self, table: BlockTable, match: Match) -> None:
+    def _take_match(self, table: BlockTable, match: Match, *, is_retry: bool) -> None:
         table.num_hit_tokens = match.num_tokens
         table.num_committed = len(match.nodes)
         for node in match.nodes:
-            self._reuse(node, table.priority)
+            self._hold(node.block)
+            self._credit(node, table.priority, is_retry=is_retry)
             table.append(node.block)
         if match.source is not None:
             num_rows = match.num_tokens - len(match.nodes) * self.block_size
-            self._reuse(match.source, table.priority)
+            self._hold(match.source.block)
+            if 2 * num_rows >= match.source.num_rows:
+                # A few tokens in common, such as the first of every prompt, are no reuse.
+                self._credit(match.source, table.priority, is_retry=is_retry)
             table.copy = BlockCopy(match.source.block, num_rows)
             table.copied_from = match.source
 
-    def _reuse(self, node: PrefixNode, priority: int) -> None:
-        self._hold(node.block)
-        node.num_hits += 1
+    def _credit(self, node: PrefixNode, priority: int, *, is_retry: bool) -> None:
+        """A held block is reused; what a request finds of its own is not counted."""
+        node.num_hits += not is_retry
         node.last_used_s = self.now_s
         node.priority = max(node.priority, priority)
 
@@ -541,3 +551,12 @@ class CacheManager:
         if policy.max_leaves is not None:
             while self.index.num_leaves > policy.max_leaves and self.num_evictable:
                 self.evict_node(self.index.parked.oldest(), "max_cached_prefixes")
+
+
+def _suspect_again(nodes: Iterable[PrefixNode | None]) -> PrefixNode | None:
+    """Note a suspicion against those that are cached; the first that was suspect before."""
+    stayed = [node for node in nodes if node is not None and node.is_indexed]
+    again = next((node for node in stayed if node.is_suspect), None)
+    for node in stayed:
+        node.is_suspect = True
+    return again

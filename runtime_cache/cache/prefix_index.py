@@ -46,11 +46,12 @@ class PrefixNode:
         created_s: when it was inserted, on the clock of the engine's events.
         last_used_s: when it was last hit, or inserted.
         priority: the highest of the requests that used it; the lowest goes first.
-        num_hits: how often a request was admitted with this block.
+        num_hits: how often a request was admitted with this block, or with half of its rows.
         children: the blocks that directly follow; None for none.
         earlier: digests of beginnings of its tokens that it was known by or took the place of.
         seal: None until its KV, as far as it goes now, has been read (see `verification`).
         rank: the queue it is parked in; None while someone holds it.
+        is_suspect: a request that held it got bad logits.
         is_indexed: False once it has left the index.
     """
 
@@ -68,6 +69,7 @@ class PrefixNode:
     earlier: tuple[BlockHash, ...] = ()
     seal: Seal | None = None
     rank: Rank | None = None
+    is_suspect: bool = False
     is_indexed: bool = True
 
     @property

@@ -88,17 +88,17 @@ def judge(cache: CacheManager, reading: Reading, tables: Sequence[BlockTable]) -
     if not node.is_indexed or node.num_rows != reading.num_tokens:
         return Verdict("gone")
     if not reading.is_finite:
-        return Verdict("not_finite", *_drop(cache, node, tables))
+        return Verdict("not_finite", *drop(cache, node, tables))
     if node.seal is None:
         node.seal = Seal(reading.checksum, reading.begun_s)
         return Verdict("new")
     if node.seal.checksum != reading.checksum:
-        return Verdict("changed", *_drop(cache, node, tables))
+        return Verdict("changed", *drop(cache, node, tables))
     node.seal = Seal(reading.checksum, reading.begun_s)
     return Verdict("same")
 
 
-def _drop(cache: CacheManager, node: PrefixNode, tables: Iterable[BlockTable]) -> tuple[int, int]:
+def drop(cache: CacheManager, node: PrefixNode, tables: Iterable[BlockTable]) -> tuple[int, int]:
     """Drop a block and what may have come of it; how many, and how many of them are held."""
     suspects = [s for root in (*_copies(cache, node), node) for s in desk.below(root)]
     num_held = sum(suspect.rank is None for suspect in suspects)

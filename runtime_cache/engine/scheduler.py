@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
+from runtime_cache.cache.prefix_index import PrefixNode
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.gears import GearTable, Role
 from runtime_cache.engine.sequence import Sequence
@@ -134,17 +135,20 @@ class Scheduler:
             sequence.cache.release(sequence.take_blocks())
         return num_prefilled
 
-    def discard(self, sequence: Sequence, *, is_all_suspect: bool) -> None:
+    def discard(self, sequence: Sequence, *, is_all_suspect: bool) -> PrefixNode | None:
         """A sequence's step has failed: it ends, and what the step wrote is dropped.
 
         Args:
             is_all_suspect: what its earlier steps wrote is dropped too.
+
+        Returns:
+            As `CacheManager.drop`.
         """
         before = sequence.status
         sequence.move("step_failed")
         if before == "stepping":
             self.running.remove(sequence)
-        sequence.cache.drop(sequence.take_blocks(), is_all_suspect=is_all_suspect)
+        return sequence.cache.drop(sequence.take_blocks(), is_all_suspect=is_all_suspect)
 
     def withdraw_copies(self) -> None:
         """A step has gone wrong: what it may have spoilt is not to be copied.

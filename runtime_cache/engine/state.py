@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from runtime_cache.cache import verification
 from runtime_cache.cache.block_table import BlockTable
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.results import Keep
@@ -283,19 +284,29 @@ class EngineState:
         if any(isinstance(sample, BadLogits) for sample in event.samples):
             self._scheduler.withdraw_copies()
         samples = iter(event.samples)
+        bad: list[tuple[Sequence, BadLogits]] = []
         for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
             sampled = None if row.sampler is None else next(samples)
             if isinstance(sampled, BadLogits):
-                # They may come from the KV of any earlier token.
-                bad = FailRequest(row.request_id, "bad_logits", sampled.message, retryable=False)
-                self._discard(sequence, bad, is_all_suspect=True)
-                continue
-            num_fed = len(row.token_ids)
-            num_prefilled = self._scheduler.settle(sequence, num_fed)
-            self._counters.prefill_tokens += num_prefilled
-            self._counters.decode_tokens += num_fed - num_prefilled
-            if sequence.status == "ready":
-                self._go_on(sequence, sampled)
+                bad.append((sequence, sampled))
+            else:
+                self._settle(sequence, len(row.token_ids), sampled)
+        # Last, since what is dropped for them may be what the others have just gone on from.
+        for sequence, logits in bad:
+            self._on_bad_logits(sequence, logits)
+
+    def _settle(self, sequence: Sequence, num_fed: int, sampled: Sampled | None) -> None:
+        num_prefilled = self._scheduler.settle(sequence, num_fed)
+        self._counters.prefill_tokens += num_prefilled
+        self._counters.decode_tokens += num_fed - num_prefilled
+        if sequence.status == "ready":
+            self._go_on(sequence, sampled)
+
+    def _on_bad_logits(self, sequence: Sequence, logits: BadLogits) -> None:
+        """They may come from the KV of any earlier token."""
+        request_id = sequence.request.request_id
+        failure = FailRequest(request_id, "bad_logits", logits.message, retryable=False)
+        self._discard(sequence, failure, is_all_suspect=True)
 
     def _go_on(self, sequence: Sequence, sampled: Sampled | None) -> None:
         """After a step: take the sampled token, end what is complete."""
@@ -329,7 +340,9 @@ class EngineState:
     def _discard(self, sequence: Sequence, failure: FailRequest, *, is_all_suspect: bool) -> None:
         """What a step computed for this request is not usable: it ends, unless it has already."""
         is_unanswered = sequence.status == "stepping"
-        self._scheduler.discard(sequence, is_all_suspect=is_all_suspect)
+        again = self._scheduler.discard(sequence, is_all_suspect=is_all_suspect)
+        if again is not None:  # in two requests: it is not to spoil every later one
+            verification.drop(sequence.cache, again, self._tables())
         if is_unanswered:
             self._counters.failed += 1
             self._forget(sequence)

@@ -323,7 +323,7 @@ def test_the_time_between_two_uses_is_added_up(make_cache: MakeCache) -> None:
     cache.now_s = 10.0
     serve(cache, range(8))
     cache.now_s = 13.0
-    serve(cache, range(6))  # copies of the second block
+    serve(cache, range(7))  # copies half of the second block
     cache.now_s = 20.0
     serve(cache, range(5))  # the first one only
     assert (cache.counters.reuses, cache.counters.reuse_gap_s) == (2, 10.0)
