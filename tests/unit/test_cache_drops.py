@@ -53,7 +53,8 @@ def test_a_failed_step_takes_that_block_from_who_keeps_it_too(make_cache: MakeCa
     # The pin goes on holding the block, which nobody finds any more.
     assert (num_cached(cache, range(6)), gauges(cache)) == (4, (2, 0, 7))
     (entry,) = desk.entries(cache)[0]
-    assert (entry.num_tokens, [keep.digest for keep in entry.keeps]) == (4, [digest])
+    assert entry.keep is not None
+    assert (entry.num_tokens, entry.keep.digest) == (4, digest)
     assert serve(cache, range(6)) == [1, 3]
     assert num_cached(cache, range(6)) == 6
     assert desk.unpin(cache, digest).num_tokens == 6
@@ -171,6 +172,36 @@ def test_a_source_that_has_left_the_cache_is_not_forgotten_twice(make_cache: Mak
     before = num_cached(cache, range(100, 136))
     cache.drop(table, is_all_suspect=True)
     assert num_cached(cache, range(100, 136)) == before == 36
+
+
+def test_what_stays_and_was_suspect_before_is_told(make_cache: MakeCache) -> None:
+    cache = make_cache(20)
+    serve(cache, [*range(8), 50])  # 1, 2, 3
+    others = [admitted(cache, [*range(8), 60]), admitted(cache, [*range(4), 70])]
+    tables = [admitted(cache, [*range(8), last]) for last in (61, 62)]
+    assert cache.drop(admitted(cache, [*range(4), 71]), is_all_suspect=True) is None
+    first, second = (cache.index.node_of(BlockId(block)) for block in (1, 2))
+    assert first is not None
+    assert second is not None
+    assert (first.is_suspect, second.is_suspect) == (True, False)
+    assert cache.drop(tables[0]) is None  # a failed step is nothing against what it only read
+    assert not second.is_suspect
+    assert cache.drop(tables[1], is_all_suspect=True) is first
+    assert second.is_suspect
+    assert num_cached(cache, range(8)) == 8
+    invariants.check(cache, others)
+
+
+def test_a_source_that_stays_is_suspect_too(make_cache: MakeCache) -> None:
+    cache = make_cache(20)
+    serve(cache, range(12))  # 1, 2, 3
+    for expected in (None, 1):
+        table = admitted(cache, [*range(6), 60])  # copies from 2, which 3 continues
+        again = cache.drop(table, is_all_suspect=True)
+        assert (None if again is None else again.block) == expected
+    source = cache.index.node_of(BlockId(2))
+    assert source is not None
+    assert source.is_suspect
 
 
 # -- collisions ---------------------------------------------------------------------------------

@@ -258,6 +258,27 @@ def test_a_copied_block_is_lifted_with_those_before_it(make_cache: MakeCache) ->
     assert parked_blocks(cache) == [2, 1]
 
 
+@pytest.mark.parametrize(("num_common", "is_reuse"), [(5, False), (6, True), (7, True)])
+def test_less_than_half_of_a_block_copied_is_no_reuse_of_it(
+    make_cache: MakeCache, num_common: int, is_reuse: bool
+) -> None:
+    cache = make_cache(12)
+    serve(cache, range(8))  # 1, 2
+    cache.now_s = 5.0
+    cache.release(admitted(cache, [*range(num_common), 60], priority=80))
+    assert priorities(cache) == {1: 80, 2: 80 if is_reuse else 50}
+    reuses = {int(n.block): (n.num_hits, n.last_used_s) for n in cache.index}
+    assert reuses == {1: (1, 5.0), 2: (1, 5.0) if is_reuse else (0, 0.0)}
+    assert cache.counters.copied_tokens == num_common - 4
+
+
+def test_what_a_preempted_request_finds_of_its_own_is_no_reuse(make_cache: MakeCache) -> None:
+    cache = make_cache(12, eviction="slru")
+    serve(cache, range(7))
+    cache.release(admitted(cache, range(8), is_retry=True))
+    assert [(n.num_hits, n.rank) for n in cache.index] == [(0, (50, False))] * 2
+
+
 def test_a_block_computed_twice_has_the_higher_priority(make_cache: MakeCache) -> None:
     cache = make_cache(12)
     late = admitted(cache, range(4), priority=80)
