@@ -263,8 +263,8 @@ class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
         in_use: a live request holds it; `kept` tells of other holds.
         prefix_id: its name if it is registered.
         tenant: whose it is; empty is the default tenant.
-        kept: why it is not evicted: `registered`, `pinned`, `leased`, the first that holds; empty:
-            it may be.
+        kept: why it is not evicted: `registered`, `pinned` or `leased`; empty: it may be. What is
+            kept for several reasons is listed once for each.
         expires_in_s: when the lease ends [seconds], if it is `leased`.
         priority: when room is needed, what has less goes first [0 to 100].
     """

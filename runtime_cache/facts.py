@@ -198,7 +198,9 @@ class DaemonFacts:
             yield from cache_warnings(figures)
 
     def _entry(self, tenant: TenantName, entry: CacheEntry, now_s: float) -> wire.Entry:
-        kept, expires_s = _kept(entry)
+        keep = entry.keep
+        expires_s = None if keep is None else keep.expires_s
+        name = keep.name if keep is not None and keep.kind == "registration" else None
         return wire.Entry(
             digest=entry.digest,
             num_tokens=entry.num_tokens,
@@ -208,29 +210,16 @@ class DaemonFacts:
             age_s=round(now_s - entry.created_s, 3),
             idle_s=round(now_s - entry.last_used_s, 3),
             in_use=entry.num_requests > 0,
-            prefix_id=wire.PrefixName(entry.prefix_ids[0]) if entry.prefix_ids else None,
+            prefix_id=None if name is None else wire.PrefixName(name),
             tenant=tenant,
-            kept=kept,
+            kept="" if keep is None else _KEPT[keep.kind],
             expires_in_s=None if expires_s is None else round(max(0.0, expires_s - now_s), 3),
             priority=entry.priority,
         )
 
 
-#: The words of the wire; the first that holds is told.
-_KEPT: tuple[tuple[KeepKind, str], ...] = (
-    ("registration", "registered"),
-    ("pin", "pinned"),
-    ("lease", "leased"),
-)
-
-
-def _kept(entry: CacheEntry) -> tuple[str, float | None]:
-    """Why an entry stays, if it does, and until when if that is a lease."""
-    by_kind = {keep.kind: keep for keep in entry.keeps}
-    for kind, word in _KEPT:
-        if kind in by_kind:
-            return word, by_kind[kind].expires_s
-    return "", None
+#: The words of the wire for why an entry stays.
+_KEPT: dict[KeepKind, str] = {"registration": "registered", "pin": "pinned", "lease": "leased"}
 
 
 def _blocks(snapshot: EngineSnapshot | TenantSnapshot) -> dict[str, int]:

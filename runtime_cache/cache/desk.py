@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.prefix_index import PrefixNode
 from runtime_cache.cache.results import CacheEntry, Evicted, Keep
 from runtime_cache.errors import InvalidRequest, UnknownEntry
-from runtime_cache.ids import BlockHash, BlockId
+from runtime_cache.ids import BlockHash
 
 _DIGEST_CHARS = 64
 
@@ -17,20 +18,22 @@ _DIGEST_CHARS = 64
 def entries(
     cache: CacheManager, limit: int | None = None, offset: int = 0
 ) -> tuple[list[CacheEntry], int]:
-    """The prefixes that nothing continues or that are kept, last used first; and how many.
+    """What nothing continues, and each registration, pin and lease; and how many.
 
-    Registrations of which nothing is kept come last.
+    Last used first. Of one block the keeps come in the order in which they were made;
+    registrations of which nothing is kept come last.
     """
-    keeps: dict[BlockId | None, list[Keep]] = {}
-    for keep in cache.keeps:
-        end = _end(cache, keep)
-        keeps.setdefault(None if end is None else end.block, []).append(keep)
-    nodes = [n for n in cache.index if not n.children or n.block in keeps]
-    empty = [_empty_entry(keep) for keep in keeps.get(None, ())]
-    total = len(nodes) + len(empty)
+    kept = [(_end(cache, keep), keep) for keep in cache.keeps]
+    ends = {end for end, _ in kept if end is not None}
+    found: list[tuple[PrefixNode, Keep | None]]
+    found = [(end, keep) for end, keep in kept if end is not None]
+    found += [(node, None) for node in cache.index if not node.children and node not in ends]
+    empty = [_empty_entry(keep) for end, keep in kept if end is None]
+    total = len(found) + len(empty)
     stop = total if limit is None else offset + limit
-    newest = heapq.nlargest(stop, nodes, key=lambda node: node.last_used_s)
-    listed = [_entry(cache, node, tuple(keeps.get(node.block, ()))) for node in newest]
+    newest = heapq.nlargest(stop, found, key=lambda pair: pair[0].last_used_s)
+    holds = Counter(block for keep in cache.keeps for block in keep.blocks)
+    listed = [_entry(cache, node, keep, holds[node.block]) for node, keep in newest]
     return (listed + empty)[offset:stop], total
 
 
@@ -165,18 +168,22 @@ def _only(digest: str, found: list[str]) -> str:
     return found[0]
 
 
-def _entry(cache: CacheManager, node: PrefixNode, keeps: tuple[Keep, ...]) -> CacheEntry:
+def _entry(cache: CacheManager, node: PrefixNode, keep: Keep | None, num_kept: int) -> CacheEntry:
+    """Args:
+    keep: of which `node` is the end, if the entry is that of a keep.
+    num_kept: holds of keeps on `node`.
+    """
+    num_tokens = node.num_tokens if keep is None else min(node.num_tokens, keep.num_tokens)
     return CacheEntry(
         digest=node.digest.hex(),
-        num_tokens=node.num_tokens,
+        num_tokens=num_tokens,
         num_blocks=node.num_blocks,
-        num_requests=cache.pool.num_holds(node.block)
-        - sum(node.block in keep.blocks for keep in cache.keeps),
+        num_requests=cache.pool.num_holds(node.block) - num_kept,
         num_hits=node.path[0].num_hits,
         created_s=node.created_s,
         last_used_s=node.last_used_s,
         priority=node.priority,
-        keeps=keeps,
+        keep=keep,
     )
 
 
@@ -190,5 +197,5 @@ def _empty_entry(keep: Keep) -> CacheEntry:
         created_s=keep.created_s,
         last_used_s=keep.created_s,
         priority=0,
-        keeps=(keep,),
+        keep=keep,
     )

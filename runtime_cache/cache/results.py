@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from runtime_cache.cache.prefix_index import PrefixNode
-from runtime_cache.ids import BlockId, PrefixId
+from runtime_cache.ids import BlockId
 
 CacheReason = Literal[
     "hit", "cold", "evicted", "diverged", "extended", "too_short", "limit", "disabled"
@@ -96,17 +96,17 @@ class Keep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """One cached prefix: one that nothing continues, or one that is kept.
+    """One cached prefix: a registration, pin or lease, or what nothing continues or keeps.
 
     Attributes:
         digest: chain digest of its last block (hexadecimal).
+        num_tokens: its tokens; of a kept one those that are kept, even if its last block has more.
         num_requests: live requests that hold its last block.
         num_hits: admissions that reused it or a beginning of it.
         created_s: when its last block was committed, on the clock of the engine's events.
         last_used_s: when it was last reused, or committed.
         priority: the highest of the requests that used it.
-        prefix_ids: the registrations that end here.
-        keeps: all registrations, pins and leases that end here.
+        keep: the registration, pin or lease; None if it may be evicted.
     """
 
     digest: str
@@ -117,11 +117,7 @@ class CacheEntry:
     created_s: float
     last_used_s: float
     priority: int
-    keeps: tuple[Keep, ...] = ()
-
-    @property
-    def prefix_ids(self) -> tuple[PrefixId, ...]:
-        return tuple(PrefixId(keep.name) for keep in self.keeps if keep.kind == "registration")
+    keep: Keep | None = None
 
 
 @dataclass(slots=True)

@@ -425,7 +425,7 @@ class CacheMachine(RuleBasedStateMachine):
         paths = [tokens_of(node) for node in index]
         for tokens in self.kept.values():
             assert not tokens or max(in_common(path, tokens) for path in paths) == len(tokens)
-        listed = [keep for entry in desk.entries(self.cache)[0] for keep in entry.keeps]
+        listed = [e.keep for e in desk.entries(self.cache)[0] if e.keep is not None]
         assert sorted(listed, key=id) == sorted(keeps, key=id)
 
     def _forget_lost_keeps(self) -> None:

@@ -82,7 +82,7 @@ def test_entries_are_what_nothing_continues_and_what_is_kept(make_cache: MakeCac
             created_s=1.0,
             last_used_s=2.0,
             priority=60,
-            keeps=(keep,),
+            keep=keep,
         ),
         CacheEntry(
             digest_of(cache, range(10)),
@@ -95,7 +95,24 @@ def test_entries_are_what_nothing_continues_and_what_is_kept(make_cache: MakeCac
             priority=60,
         ),
     ]
-    assert [entry.prefix_ids for entry in entries] == [(), ("p",), ()]
+
+
+def test_keeps_that_end_in_one_block_are_entries_of_their_own(make_cache: MakeCache) -> None:
+    cache = make_cache(12)
+    serve(cache, range(40, 44))
+    cache.now_s = 1.0
+    names = ("longest", "middle", "shortest")
+    keeps = [register(cache, name, range(n)) for name, n in zip(names, (8, 7, 6), strict=True)]
+    pinned = desk.pin(cache, digests_of(range(8))[1], None)
+    expected = [*keeps, pinned, None]
+    entries, total = desk.entries(cache)
+    assert ([entry.keep for entry in entries], total) == (expected, 5)
+    assert {entry.num_requests for entry in entries} == {0}
+    assert [e.num_tokens for e in entries] == [k.num_tokens if k else 4 for k in expected]
+    for limit in range(1, 6):
+        pages = [desk.entries(cache, limit, offset) for offset in range(0, 5, limit)]
+        assert [entry for page, _ in pages for entry in page] == entries
+        assert {total for _, total in pages} == {5}
 
 
 def test_only_live_requests_use_an_entry(make_cache: MakeCache) -> None:
@@ -105,7 +122,9 @@ def test_only_live_requests_use_an_entry(make_cache: MakeCache) -> None:
     assert desk.pin(cache, digests_of(range(8))[1], None) is not None
 
     def used() -> dict[int, int]:
-        return {entry.num_tokens: entry.num_requests for entry in desk.entries(cache)[0]}
+        entries, total = desk.entries(cache)
+        assert total == 3
+        return {entry.num_tokens: entry.num_requests for entry in entries}
 
     assert used() == {4: 0, 8: 0}
     table = admitted(cache, [*range(8), 50])
@@ -152,7 +171,7 @@ def test_a_registration_of_nothing_comes_last(make_cache: MakeCache) -> None:
     keep = register(cache, "p", range(3))
     assert keep is not None
     assert (keep.num_tokens, keep.blocks, keep.digest) == (0, (), "")
-    assert desk.entries(cache) == ([CacheEntry("", 0, 0, 0, 0, 5.0, 5.0, 0, (keep,))], 1)
+    assert desk.entries(cache) == ([CacheEntry("", 0, 0, 0, 0, 5.0, 5.0, 0, keep)], 1)
     assert desk.entries(cache, limit=1, offset=1) == ([], 1)
 
 
@@ -164,10 +183,11 @@ def test_a_kept_block_that_has_more_tokens_now_is_listed_as_it_is(make_cache: Ma
     assert cache.reserve(table, 9)
     commit(cache, table, range(7))
     (entry,) = desk.entries(cache)[0]
-    assert (entry.num_tokens, entry.digest) == (7, digest_of(cache, range(7)))
-    assert (entry.keeps, entry.num_requests) == ((keep,), 1)
+    # Six are kept, in a block that has seven by now.
+    assert (entry.num_tokens, entry.digest) == (6, digest_of(cache, range(7)))
+    assert (entry.keep, entry.num_requests) == (keep, 1)
     commit(cache, table, range(9))
-    assert lengths(cache) == [8, 9]
+    assert lengths(cache) == [6, 9]
     # It is given up by the digest that is listed, or by the one it was pinned by.
     with pytest.raises(UnknownEntry):
         desk.unpin(cache, digest_of(cache, range(9)))
