@@ -1,4 +1,4 @@
-"""What operators ask of the cache: list, evict, pin, unpin, stats. Answered at once."""
+"""What operators ask of the cache: list, evict, pin, unpin, stats. Evicting takes several parts."""
 
 from __future__ import annotations
 
@@ -7,33 +7,23 @@ from typing import Any, Protocol
 
 from ipc import messages as wire
 from runtime_cache.cache.results import Keep
-from runtime_cache.engine.commands import ReportEvicted
 from runtime_cache.errors import InvalidRequest
+from runtime_cache.evicting import EvictEngine, EvictFacts, Eviction
 from runtime_cache.ids import TenantName
 
-Question = wire.ListEntries | wire.Evict | wire.Pin | wire.Unpin | wire.GetStats
+Question = wire.ListEntries | wire.Pin | wire.Unpin | wire.GetStats
 
 
-class AdminEngine(Protocol):
+class AdminEngine(EvictEngine, Protocol):
     """What an operator's question needs of `engine.loop.EngineLoop`."""
 
-    def evict(
-        self,
-        tenant: TenantName | None,
-        *,
-        max_blocks: int | None = None,
-        digest: str | None = None,
-        idle_s: float | None = None,
-    ) -> ReportEvicted: ...
     def pin(self, tenant: TenantName, digest: str, ttl_s: float | None) -> Keep: ...
     def unpin(self, tenant: TenantName, digest: str) -> Keep: ...
 
 
-class AdminFacts(Protocol):
+class AdminFacts(EvictFacts, Protocol):
     """What the daemon can tell operators of its cache."""
 
-    @property
-    def bytes_per_block(self) -> int: ...
     def stats(self) -> dict[str, Any]: ...
     def entries(
         self, *, limit: int, offset: int, tenant: TenantName | None
@@ -70,8 +60,6 @@ class AdminDesk:
         match message:
             case wire.ListEntries():
                 return self._list(message)
-            case wire.Evict():
-                return self._evict(message)
             case wire.Pin():
                 return self._pin(message)
             case wire.Unpin():
@@ -79,6 +67,14 @@ class AdminDesk:
                 return wire.Unpinned(id=message.id, digest=keep.digest)
             case wire.GetStats():
                 return wire.Stats(id=message.id, stats=self._facts.stats())
+
+    def eviction(self, message: wire.Evict) -> Eviction:
+        """What is to be evicted, in parts.
+
+        Raises:
+            InvalidRequest: there is no such tenant.
+        """
+        return Eviction(self._engine, self._facts, message, self.one_or_all(message.tenant))
 
     def tenant(self, name: str) -> TenantName:
         """The tenant that an operator names.
@@ -100,20 +96,6 @@ class AdminDesk:
             limit=message.limit, offset=message.offset, tenant=tenant
         )
         return wire.Listed(id=message.id, entries=entries, total=total)
-
-    def _evict(self, message: wire.Evict) -> wire.Evicted:
-        report = self._engine.evict(
-            self.one_or_all(message.tenant),
-            max_blocks=message.max_blocks,
-            digest=message.digest,
-            idle_s=message.idle_s,
-        )
-        return wire.Evicted(
-            id=message.id,
-            num_blocks=report.num_evicted,
-            num_bytes=report.num_evicted * self._facts.bytes_per_block,
-            in_use_blocks=report.num_in_use,
-        )
 
     def _pin(self, message: wire.Pin) -> wire.Pinned:
         keep = self._engine.pin(self.tenant(message.tenant), message.digest, message.ttl_s)

@@ -96,6 +96,11 @@ class DaemonFacts:
         found = heapq.nlargest(offset + limit, found, key=lambda pair: pair[1].last_used_s)
         return tuple(self._entry(*pair, now_s) for pair in found[offset:]), total
 
+    def num_evictable(self, tenant: TenantName | None) -> int:
+        """How many blocks nobody holds: of a tenant, one of those configured, or of all (None)."""
+        caches = self._runtime.caches
+        return sum(caches[name].num_evictable for name in (caches if tenant is None else (tenant,)))
+
     @property
     def max_read_tokens(self) -> int:
         """How many tokens `read_kv` takes at once."""

@@ -33,6 +33,7 @@ from runtime_cache.errors import (
     RuntimeCacheError,
     UnknownPrefix,
 )
+from runtime_cache.evicting import Eviction
 from runtime_cache.ids import PrefixId, RequestId, TenantName
 from runtime_cache.intake import Intake, Prompt
 from runtime_cache.reading import Reader
@@ -165,7 +166,7 @@ class Service:
             raise InvalidRequest("the prefix cache is off (cache.enable), so nothing can be kept")
         if isinstance(message, wire.Explain):
             self._admin.tenant(message.tenant)
-        if isinstance(message, wire.Verify):
+        if isinstance(message, wire.Verify | wire.Evict):
             self._admin.one_or_all(message.tenant)
         unfinished = self._work.setdefault(client, {})
         if message.id in unfinished:
@@ -175,6 +176,8 @@ class Service:
         try:
             if isinstance(message, wire.Verify):
                 self._verify(work, message)
+            elif isinstance(message, wire.Evict):
+                self._evict(work, self._admin.eviction(message))
             else:
                 self._read(work)
         except Exception as error:
@@ -196,6 +199,19 @@ class Service:
         tenant = self._admin.one_or_all(message.tenant)
         work.verifying = asyncio.ensure_future(self._verifier.verify(message, tenant))
         work.verifying.add_done_callback(partial(self._on_verified, work))
+
+    def _evict(self, work: Work, eviction: Eviction) -> None:
+        """Evict a part now; if there is more, in the event loop's next turn."""
+        try:
+            reply = eviction.next_part()
+        except Exception as error:
+            self._fail(work, error)
+            return
+        if reply is not None:
+            self._finish(work, reply)
+        else:
+            loop = asyncio.get_running_loop()
+            work.next_part = loop.call_soon(self._evict, work, eviction)
 
     def _on_verified(self, work: Work, verifying: asyncio.Task[wire.Verified]) -> None:
         if verifying.cancelled():
@@ -223,7 +239,7 @@ class Service:
     def _start(self, work: Work, prompt: Prompt) -> None:
         """Hand the request to the engine, or answer it if only its tokens matter."""
         message = work.message
-        assert not isinstance(message, wire.Verify)  # it has no prompt
+        assert not isinstance(message, wire.Verify | wire.Evict)  # they have no prompt
         if isinstance(message, wire.Tokenize):
             ids = tuple(prompt.tokens.tolist())
             self._finish(work, wire.Tokenized(id=message.id, token_ids=ids))
@@ -327,6 +343,8 @@ class Service:
             del self._work[work.client]
         if work.expiry is not None:
             work.expiry.cancel()
+        if work.next_part is not None:
+            work.next_part.cancel()
         if work.verifying is not None:
             work.verifying.cancel()
         self._reader.give_up(work)

@@ -11,7 +11,15 @@ from runtime_cache.ids import RequestId, TenantName
 from runtime_cache.intake import Prompt, Prompted
 
 #: The messages that are not answered at once.
-Started = wire.Generate | wire.Chat | wire.Register | wire.Tokenize | wire.Explain | wire.Verify
+Started = (
+    wire.Generate
+    | wire.Chat
+    | wire.Register
+    | wire.Tokenize
+    | wire.Explain
+    | wire.Verify
+    | wire.Evict
+)
 
 
 @dataclass(eq=False)
@@ -25,6 +33,7 @@ class Work:
         token_ids: the answer so far, sent or not.
         text, logprobs: what was not sent, because the client wants one message.
         prompt: None while its text is still being tokenised.
+        next_part: the next turn of an eviction that takes several.
         verifying: the reading of cached KV, if that is what is wanted.
         expiry: ends the request at its deadline while its prompt is being tokenised.
     """
@@ -40,6 +49,7 @@ class Work:
     logprobs: list[wire.Logprobs] = field(default_factory=list)
     prompt: Prompt | None = None
     expiry: asyncio.TimerHandle | None = None
+    next_part: asyncio.Handle | None = None
     verifying: asyncio.Task[wire.Verified] | None = None
 
     @property
@@ -57,7 +67,7 @@ class Work:
     def prompted(self) -> Prompted:
         """The message whose prompt is wanted; for `explain` the request that it asks about."""
         message = self.message
-        assert not isinstance(message, wire.Verify)  # it has none
+        assert not isinstance(message, wire.Verify | wire.Evict)  # they have none
         if not isinstance(message, wire.Explain):
             return message
         if message.messages is not None:

@@ -126,16 +126,19 @@ def evict_entry(cache: CacheManager, digest: str) -> Evicted:
     return Evicted(num_evicted + _evict_all(cache, path[-2::-1]), 0)
 
 
-def evict_idle(cache: CacheManager, idle_s: float) -> Evicted:
-    """Evict what nobody holds and nobody has used for so long."""
+def evict_idle(cache: CacheManager, idle_s: float, max_blocks: int | None = None) -> Evicted:
+    """Evict what nobody holds and nobody has used for so long (None: all of it)."""
     idle = [n for n in cache.index.parked if cache.now_s - n.last_used_s >= idle_s]
-    return Evicted(_evict_all(cache, idle), len(cache.index) - cache.num_evictable)
+    num_evicted = _evict_all(cache, idle, max_blocks)
+    return Evicted(num_evicted, len(cache.index) - cache.num_evictable)
 
 
-def _evict_all(cache: CacheManager, nodes: list[PrefixNode]) -> int:
+def _evict_all(cache: CacheManager, nodes: list[PrefixNode], max_blocks: int | None = None) -> int:
     """Evict those that nobody holds and nothing continues, in this order; how many."""
     num_evicted = 0
     for node in nodes:
+        if num_evicted == max_blocks:
+            break
         if node.rank is not None and not node.children:
             cache.evict_node(node, "operator")
             num_evicted += 1

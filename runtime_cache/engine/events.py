@@ -95,7 +95,7 @@ class EvictAsked:
         max_blocks: how many at the most, next to be evicted first; None for all that may go.
         digest: the one entry that is to go (a beginning of its digest, hexadecimal).
         idle_s: what was not used for so long is to go.
-            At most one of the three is set.
+            At most one of the three is set, or `max_blocks` and `idle_s`.
     """
 
     now_s: float

@@ -103,10 +103,10 @@ def _evict(caches: Caches, question: EvictAsked) -> Evicted:
         return desk.evict_entry(_holder(asked, question.digest), question.digest)
     num_evicted = num_in_use = 0
     for cache in asked:
+        left = None if question.max_blocks is None else question.max_blocks - num_evicted
         if question.idle_s is not None:
-            evicted = desk.evict_idle(cache, question.idle_s)
+            evicted = desk.evict_idle(cache, question.idle_s, left)
         else:
-            left = None if question.max_blocks is None else question.max_blocks - num_evicted
             evicted = desk.evict_blocks(cache, left)
         num_evicted += evicted.num_evicted
         num_in_use += evicted.num_in_use

@@ -144,7 +144,7 @@ class FakeEngine:
         idle_s: float | None = None,
     ) -> ReportEvicted:
         self._ask("evict", tenant, max_blocks, digest, idle_s)
-        return ReportEvicted(num_evicted=3, num_in_use=2)
+        return ReportEvicted(3 if max_blocks is None else min(max_blocks, 3), num_in_use=2)
 
     def pin(self, tenant: TenantName, digest: str, ttl_s: float | None) -> Keep:
         self._ask("pin", tenant, digest, ttl_s)
@@ -268,6 +268,9 @@ class FakeFacts:
 
     def stats(self) -> dict[str, Any]:
         return {"pool": {"num_blocks": 7}}
+
+    def num_evictable(self, tenant: TenantName | None) -> int:
+        return 3 if tenant is None else 2
 
     def entries(
         self, *, limit: int, offset: int, tenant: TenantName | None
