@@ -114,6 +114,8 @@ def evict_blocks(cache: CacheManager, max_blocks: int | None) -> Evicted:
 def evict_entry(cache: CacheManager, digest: str) -> Evicted:
     """Evict a prefix: its block, all that goes on from it, and what only led to it.
 
+    In use are those blocks of the prefix, and of what goes on from it, that are held.
+
     Raises:
         UnknownEntry, InvalidRequest: as `find`; nothing has changed.
     """
@@ -121,9 +123,10 @@ def evict_entry(cache: CacheManager, digest: str) -> Evicted:
     path = node.path
     branch = list(below(node))
     num_evicted = _evict_all(cache, branch)
-    if node.is_indexed:
-        return Evicted(num_evicted, len(branch) - num_evicted)
-    return Evicted(num_evicted + _evict_all(cache, path[-2::-1]), 0)
+    if not node.is_indexed:
+        num_evicted += _evict_all(cache, path[-2::-1])
+    held = (n for n in (*path[:-1], *branch) if n.is_indexed and n.rank is None)
+    return Evicted(num_evicted, sum(1 for _ in held))
 
 
 def evict_idle(cache: CacheManager, idle_s: float, max_blocks: int | None = None) -> Evicted:

@@ -283,10 +283,20 @@ def test_of_a_prefix_what_is_held_stays(make_cache: MakeCache) -> None:
     held = computed(cache, [*range(8), 60])  # 1, 2, 4
     assert desk.evict_entry(cache, digests_of(range(4))[0]) == (1, 3)
     assert num_cached(cache, range(12)) == 8
-    assert desk.evict_entry(cache, digest_of(cache, [*range(8), 60])) == (0, 1)
+    assert desk.evict_entry(cache, digest_of(cache, [*range(8), 60])) == (0, 3)
     cache.release(held)
     assert parked_blocks(cache) == [4, 2, 1]
     assert desk.evict_entry(cache, digests_of(range(4))[0]) == (3, 0)
+
+
+def test_of_a_kept_prefix_all_blocks_are_in_use_however_it_is_asked(make_cache: MakeCache) -> None:
+    cache = make_cache(16)
+    serve(cache, range(20))  # 1 to 5
+    serve(cache, [*range(20), *range(50, 58)])  # 6, 7
+    digest = digests_of(range(20))[4]
+    assert desk.pin(cache, digest, None) is not None
+    assert desk.evict_entry(cache, digest) == (2, 5)
+    assert desk.evict_entry(cache, digest) == desk.evict_blocks(cache, None) == (0, 5)
 
 
 @pytest.mark.parametrize(("idle_s", "evicted"), [(0.0, 5), (1.0, 5), (1.5, 3), (4.0, 3), (4.1, 0)])

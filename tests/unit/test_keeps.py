@@ -129,7 +129,7 @@ def test_a_registered_prefix_is_never_evicted(make_cache: MakeCache) -> None:
     assert [*cache.keeps] == [keep]
     assert gauges(cache) == (2, 0, 3)
     assert desk.evict_blocks(cache, None) == (0, 2)
-    assert desk.evict_entry(cache, keep.digest) == (0, 1)
+    assert desk.evict_entry(cache, keep.digest) == (0, 2)
     assert admit(cache, range(20, 33)) is None
     assert admitted(cache, range(9)).num_hit_tokens == 8
 
