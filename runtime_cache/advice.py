@@ -56,11 +56,11 @@ def cache_warnings(figures: CacheFigures) -> Iterator[str]:
 
 
 def _is_unsuited(counters: CacheCounters, num_blocks: int) -> bool:
-    """Most blocks go without a hit, and most tokens find none, once the pool was turned over."""
+    """Most blocks go without a hit, nine of ten tokens find none, once the pool was turned over."""
     return (
         counters.evicted_blocks >= num_blocks
         and 2 * counters.evicted_unused_blocks > counters.evicted_blocks
-        and 2 * counters.hit_tokens < counters.queried_tokens
+        and 10 * counters.hit_tokens < counters.queried_tokens
     )
 
 
