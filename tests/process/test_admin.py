@@ -172,11 +172,12 @@ def test_evict_what_is_idle(cold: DaemonProcess):
 def test_warm_computes_and_keeps_nothing(cold: DaemonProcess, prompt_file: str):
     Path(prompt_file).write_text("Warm. " * 35)
     cold_answer = {"prompt_tokens": 210, "cached_tokens": 0, "cache": explained("cold")}
+    cold_answer["reusable_tokens"] = 209
     assert reply(cold, "warm", prompt_file, "--priority", "80") == cold_answer
     (entry,) = reply(cold, "list")["entries"]
     assert (entry["num_tokens"], entry["kept"], entry["priority"]) == (210, "", 80)
     assert admin(cold, "warm", prompt_file).out == (
-        "210 tokens are computed, 209 of them were cached already\n"
+        "210 tokens, 209 of them were cached already, 1 computed\n"
     )
     assert reply(cold, "evict", "--all")["num_blocks"] == 4
 

@@ -57,6 +57,10 @@ def files(tmp_path: Path) -> dict[str, str]:
         "IDS": "[1, 2,3]\n",
         "BARE": " 1 2\n3 ",
         "NO_IDS": "1 two",
+        "LINES": "1 2\n3\n",
+        "NO_END": "[1, 2",
+        "NO_START": "1, 2]",
+        "NO_NUMBER": "1,, 2",
         "TURNS": json.dumps(TURNS),
         "NO_TURNS": '{"role": "user"}',
         "NO_JSON": "hello",
@@ -91,13 +95,13 @@ def run(daemon: DaemonThread, files: dict[str, str], line: str) -> int:
         ("explain TEXT --tenant a", Explain(ID, prompt="hello", tenant="a")),
         ("explain TEXT --prefix-id p", Explain(ID, prompt="hello", prefix_id=PrefixName("p"))),
         ("explain --ids IDS", Explain(ID, prompt_ids=(1, 2, 3))),
+        ("explain LINES --ids", Explain(ID, prompt_ids=(1, 2, 3))),
         ("explain BARE --ids", Explain(ID, prompt_ids=(1, 2, 3))),
         (
             "explain --messages TURNS",
             Explain(ID, messages=(ChatMessage("system", "s"), ChatMessage("user", "u"))),
         ),
         ("register TEXT", Register(ID, text="hello")),
-        ("warm TEXT", Generate(ID, prompt="hello", max_tokens=1, temperature=0, stream=False)),
         ("stats", GetStats(ID)),
     ],
 )
@@ -177,6 +181,9 @@ def test_a_prefix_that_leaves_the_cache_while_it_is_verified(
         ("explain TEXT --messages TURNS", "give either a file or --messages"),
         ("explain --ids --messages TURNS", "--ids is about a file, not about --messages"),
         ("explain --ids NO_IDS", "NO_IDS holds something else than token ids"),
+        ("explain --ids NO_END", "NO_END holds something else than token ids"),
+        ("explain --ids NO_START", "NO_START holds something else than token ids"),
+        ("explain --ids NO_NUMBER", "NO_NUMBER holds something else than token ids"),
         ("explain --messages NO_TURNS", "NO_TURNS is not a JSON list of turns: Expected `array`"),
         ("explain --messages NO_JSON", "NO_JSON is not a JSON list of turns: JSON is malformed"),
         ("explain --messages ROBOT", "messages: Invalid enum value 'robot'"),
@@ -205,6 +212,40 @@ def test_a_report_is_a_sentence_or_a_json_object(
         "cached_tokens": 0,
         "cache": {"reason": "cold", "diverged_at": None, "nearest_tokens": None, "detail": ""},
     }
+
+
+def test_warm_computes_and_then_asks_what_is_left(
+    daemon: DaemonThread, files: dict[str, str], capsys: Output
+) -> None:
+    assert run(daemon, files, "warm TEXT") == 0
+    assert daemon.daemon.requests[1:] == [
+        Generate(ID, prompt="hello", max_tokens=1, temperature=0, stream=False),
+        Explain(MessageId("3"), prompt="hello"),
+    ]
+    computed, left = capsys.readouterr().out.splitlines()
+    assert computed.endswith("computed")
+    assert left == (
+        "not all of it can be reused now: cached 0 of 9 tokens: nothing cached begins like it"
+    )
+    assert run(daemon, files, "warm TEXT --json") == 0
+    assert json.loads(capsys.readouterr().out)["reusable_tokens"] == 0
+
+
+@pytest.mark.parametrize("code", ["forbidden", "internal"])
+def test_what_is_left_is_told_on_the_admin_socket_only(
+    daemon: DaemonThread,
+    files: dict[str, str],
+    code: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Output,
+) -> None:
+    def refused(*_: object) -> None:
+        raise ServerError(Error(id=ID, code=code, message="no", retryable=False))
+
+    monkeypatch.setattr(Client, "explain", refused)
+    assert run(daemon, files, "warm TEXT --json") == (0 if code == "forbidden" else 1)
+    out = capsys.readouterr().out
+    assert code != "forbidden" or json.loads(out)["reusable_tokens"] is None
 
 
 @pytest.mark.parametrize(

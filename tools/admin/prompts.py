@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any, ClassVar
 
 import msgspec
@@ -10,10 +11,13 @@ from rich.console import Console
 
 from ipc import reasons
 from ipc.command_line import read_text
-from ipc.messages import CacheReport
+from ipc.errors import ServerError
+from ipc.messages import CacheReport, Explained
 from ipc.sync_client import Client
 from tools.admin.command import add_tenant, plain, say, size
 
+#: Between two numbers: blanks, or one comma.
+_SEPARATOR = re.compile(r"\s*,\s*|\s+")
 _FILE_HELP = "text file, or - for standard input"
 
 
@@ -67,6 +71,8 @@ class Warm:
 
     As if a request had begun with this text: it is cached now, and goes when
     its turn to be evicted comes. `register` and `pin` keep a prefix instead.
+    Where less can be reused than was computed, as with cache.auto_detect off,
+    the command says so (on the admin socket; other sockets do not tell).
 
     example: rtcache-admin warm manual.txt --priority 80
     """
@@ -84,8 +90,9 @@ class Warm:
         )
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
+        text = read_text(args.file)
         answer = client.generate(
-            read_text(args.file),
+            text,
             max_tokens=1,
             temperature=0,
             stream=False,
@@ -95,10 +102,14 @@ class Warm:
         usage = result.usage
         say(
             out,
-            f"{usage.prompt_tokens} tokens are computed, {usage.cached_tokens} of them were "
-            f"cached already",
+            f"{usage.prompt_tokens} tokens, {usage.cached_tokens} of them were cached already, "
+            f"{usage.prompt_tokens - usage.cached_tokens} computed",
         )
-        return _found(usage.prompt_tokens, usage.cached_tokens, result.cache)
+        left = _left(client, text)
+        if left is not None and left.cache.reason != "hit":
+            say(out, f"not all of it can be reused now: {_sentence(left)}")
+        found = _found(usage.prompt_tokens, usage.cached_tokens, result.cache)
+        return {**found, "reusable_tokens": None if left is None else left.cached_tokens}
 
 
 class Explain:
@@ -129,13 +140,24 @@ class Explain:
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
         prompt = _prompt(args)
         reply = client.explain(**prompt, prefix_id=args.prefix_id, tenant=args.tenant)
-        say(
-            out,
-            reasons.sentence(
-                reply.cache, cached_tokens=reply.cached_tokens, prompt_tokens=reply.prompt_tokens
-            ),
-        )
+        say(out, _sentence(reply))
         return _found(reply.prompt_tokens, reply.cached_tokens, reply.cache)
+
+
+def _left(client: Client, text: str) -> Explained | None:
+    """What the cache has of a text now; None on a socket that does not tell."""
+    try:
+        return client.explain(text)
+    except ServerError as error:
+        if error.code == "forbidden":
+            return None
+        raise
+
+
+def _sentence(reply: Explained) -> str:
+    return reasons.sentence(
+        reply.cache, cached_tokens=reply.cached_tokens, prompt_tokens=reply.prompt_tokens
+    )
 
 
 def _found(prompt_tokens: int, cached_tokens: int, report: CacheReport | None) -> dict[str, Any]:
@@ -168,8 +190,10 @@ def _turns(file: str) -> list[dict[str, str]]:
 
 
 def _ids(file: str, text: str) -> list[int]:
-    words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
+    """A whole JSON list, or plain numbers."""
     try:
-        return [int(word) for word in words]
-    except ValueError as error:
+        if text.lstrip().startswith("["):
+            return msgspec.json.decode(text, type=list[int])
+        return [int(word) for word in _SEPARATOR.split(text.strip())] if text.strip() else []
+    except (ValueError, msgspec.DecodeError) as error:
         raise ValueError(f"{file} holds something else than token ids") from error
