@@ -179,6 +179,9 @@ def _refusal(payload: bytes, encoding: Encoding, error: Exception) -> MalformedM
     message_id = _valid_id(envelope.id)
     if envelope.v != PROTOCOL_VERSION:
         return _wrong_version(envelope.v, message_id)
+    if isinstance(error, UnicodeDecodeError) or str(error).startswith("Invalid UTF-8"):
+        # In a value that the envelope leaves out.
+        return MalformedMessage("bad_encoding", _broken(encoding, error), message_id)
     if str(error).endswith("- at `$.type`") and isinstance(envelope.type, str):
         text = f"`type`: there is no request {envelope.type[:MAX_ID_CHARS]!r} in this protocol"
         return MalformedMessage("unknown_type", text, message_id)

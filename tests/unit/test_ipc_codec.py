@@ -79,6 +79,18 @@ def test_wide_msgpack_maps_are_fine(head: bytes) -> None:
         (b'{"id":"q"} x', "bad_encoding", "q", "the JSON cannot be read: JSON is malformed"),
         (b'{"id":"\xff"}', "bad_encoding", None, "the JSON cannot be read: Invalid UTF-8"),
         (
+            b'{"type":"tokenize","id":"q","text":"\xff"}',
+            "bad_encoding",
+            "q",
+            "the JSON cannot be read: Invalid UTF-8",
+        ),
+        (
+            packed(type="tokenize", id="q", text="Q").replace(b"Q", b"\xff"),
+            "bad_encoding",
+            "q",
+            "the msgpack cannot be read: Invalid UTF-8",
+        ),
+        (
             b"\x82\xa2id\xa1q\xa4type\xa4pi",
             "bad_encoding",
             "q",
