@@ -49,8 +49,8 @@ def cache_warnings(figures: CacheFigures) -> Iterator[str]:
     num_kept = max(figures.num_kept_blocks, figures.num_keeps)
     if 10 * num_kept > 9 * figures.max_kept_blocks > 0:
         yield (
-            f"{whose}{figures.num_keeps} registrations, pins and leases hold "
-            f"{figures.num_kept_blocks} blocks; neither number may exceed "
+            f"{whose}registrations, pins and leases: {figures.num_keeps}, blocks they hold: "
+            f"{figures.num_kept_blocks}; neither number may exceed "
             f"{figures.max_kept_blocks}: release some, or raise cache.max_kept_percent"
         )
 

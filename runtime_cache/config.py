@@ -133,7 +133,10 @@ class CacheConfig(msgspec.Struct, frozen=True):
         Meta(
             ge=0,
             le=100,
-            description="Most of the pool that registrations, pins and leases may hold together.",
+            description=(
+                "Most of the pool that registrations, pins and leases may hold together; as many "
+                "of them there may be as that is blocks."
+            ),
         ),
     ] = 50
     deterministic: Annotated[

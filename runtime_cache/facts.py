@@ -262,9 +262,9 @@ def _server_name(server: Server) -> str:
 
 
 def _plain(counters: object) -> dict[str, Any]:
-    """Counters as the wire can carry them (`dataclasses.asdict` spoils a Counter)."""
+    """Counters as the wire can carry them, to three digits (`asdict` would spoil a Counter)."""
     plain: dict[str, Any] = msgspec.to_builtins(counters)
-    return plain
+    return {name: round(v, 3) if isinstance(v, float) else v for name, v in plain.items()}
 
 
 def _versions() -> dict[str, str]:

@@ -307,8 +307,16 @@ class Service:
         prefix_id, tenant = PrefixId(message.prefix_id), TenantName(client.tenant)
         self._intakes[tenant].prefixes.pop(prefix_id, None)
         if not self._engine.release_prefix(prefix_id, tenant):
-            raise UnknownPrefix(f"no prefix `{prefix_id}` is registered")
+            raise UnknownPrefix(self._not_registered(client, prefix_id))
         return wire.Released(id=message.id, prefix_id=message.prefix_id)
+
+    def _not_registered(self, client: ClientRef, prefix_id: PrefixId) -> str:
+        """Only operators hear of other tenants."""
+        owners = (name for name, intake in self._intakes.items() if prefix_id in intake.prefixes)
+        owner = next(owners, None) if client.role == "admin" else None
+        if owner is None:
+            return f"no prefix `{prefix_id}` is registered"
+        return f"tenant `{owner}` has registered `{prefix_id}`: release it at its endpoint"
 
     # --- ends ----------------------------------------------------------------------------------
 

@@ -78,8 +78,8 @@ def full(cache: CacheManager) -> str:
     """Why nothing more can be kept."""
     keeps = cache.keeps
     return (
-        f"{len(keeps)} registrations, pins and leases hold {keeps.num_blocks} blocks; neither "
-        f"number may exceed {keeps.max_blocks}: give some up"
+        f"registrations, pins and leases: {len(keeps)}, blocks they hold: {keeps.num_blocks}; "
+        f"neither number may exceed {keeps.max_blocks}: give some up"
     )
 
 

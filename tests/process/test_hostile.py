@@ -95,7 +95,7 @@ NESTED = b'{"type":"ping","id":"n","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}
         ([b"{"], "bad_encoding", None),
         ([b"[]"], "bad_encoding", None),
         ([b'{"type":"ping","id":"\xff\xfe"}'], "bad_encoding", None),
-        ([b'{"type":"generate","id":"a","prompt":"\xff"}'], "invalid_request", "a"),
+        ([b'{"type":"generate","id":"a","prompt":"\xff"}'], "bad_encoding", "a"),
         ([b'{"type":"generate","id":"a","prompt":"\\ud800"}'], "bad_encoding", "a"),
         ([b'{"type":"generate","id":"a","prompt":"x","temperature":NaN}'], "bad_encoding", "a"),
         (
@@ -462,7 +462,8 @@ def test_a_prefix_that_leaves_no_room(admin: Client):
 def test_more_prefixes_than_fit(admin: Client, client: RawClient):
     kept = admin.register("a" * 4000)
     with pytest.raises(
-        ServerError, match="1 registrations, pins and leases hold 63 blocks; neither number may"
+        ServerError,
+        match="registrations, pins and leases: 1, blocks they hold: 63; neither number may",
     ) as caught:
         admin.register("b" * 4000)
     assert caught.value.code == "capacity"

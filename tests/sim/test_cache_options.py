@@ -159,7 +159,7 @@ async def test_a_warning_before_the_limit_of_keeps_is_reached(tiny_bundle: Bundl
         assert stats(host)["warnings"] == []
         await host.register("q", random_prompt(2, 4))
         (warning,) = stats(host)["warnings"]
-        assert warning.startswith("2 registrations, pins and leases hold 10 blocks; ")
+        assert warning.startswith("registrations, pins and leases: 2, blocks they hold: 10; ")
 
 
 async def test_deterministic_mode_reuses_whole_chunks_and_says_what_that_costs(

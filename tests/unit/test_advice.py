@@ -89,8 +89,8 @@ def test_a_tenant_is_named() -> None:
     found = warnings("alice", **both)
     assert [text.partition(": ")[0] for text in found] == ["tenant 'alice'"] * 2
     assert found[1] == (
-        "tenant 'alice': 3 registrations, pins and leases hold 50 blocks; neither number may "
-        "exceed 50: release some, or raise cache.max_kept_percent"
+        "tenant 'alice': registrations, pins and leases: 3, blocks they hold: 50; neither number "
+        "may exceed 50: release some, or raise cache.max_kept_percent"
     )
 
 

@@ -143,7 +143,8 @@ def test_a_prefix_beyond_what_is_left_fails_and_can_be_tried_again() -> None:
     failure = rig.failed(2)
     assert (failure.code, failure.retryable) == ("capacity", True)
     assert failure.message == (
-        "1 registrations, pins and leases hold 2 blocks; neither number may exceed 3: give some up"
+        "registrations, pins and leases: 1, blocks they hold: 2; "
+        "neither number may exceed 3: give some up"
     )
     rig.release_prefix("p")
     rig.register("q", range(20, 28))
@@ -270,7 +271,8 @@ def test_a_pin_beyond_what_may_be_kept_is_refused() -> None:
     one, two = digests_of(NINE)
     assert rig.pin(two) == ReportRefused(
         "capacity",
-        "0 registrations, pins and leases hold 0 blocks; neither number may exceed 1: give some up",
+        "registrations, pins and leases: 0, blocks they hold: 0; "
+        "neither number may exceed 1: give some up",
         retryable=True,
         retry_after_ms=10,
     )

@@ -566,6 +566,19 @@ def test_a_prefix_is_known_to_its_tenant_only() -> None:
     assert desk.prompt == [256, *range(64, 73), 87]
 
 
+def test_only_an_operator_hears_who_has_registered_a_prefix() -> None:
+    desk = Desk()
+    prefix_id = register(desk, client=TEAM_ALICE).prefix_id
+    none = f"no prefix `{prefix_id}` is registered"
+    elsewhere = f"tenant `team-a` has registered `{prefix_id}`: release it at its endpoint"
+    release = Release(ID, prefix_id=prefix_id)
+    unknown = Error(id=ID, code="unknown_prefix", message=none, retryable=False)
+    for client, message in ((ALICE, none), (ADMIN, elsewhere)):
+        assert desk.say(release, client) == [msgspec.structs.replace(unknown, message=message)]
+    assert desk.say(release, TEAM_ALICE) == [Released(ID, prefix_id=prefix_id)]
+    assert desk.say(release, ADMIN) == [unknown]
+
+
 def test_an_operator_explains_with_the_prefixes_of_the_tenant_that_is_named() -> None:
     desk = Desk()
     prefix_id = register(desk, "ab", TEAM_ALICE).prefix_id

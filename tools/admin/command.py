@@ -49,6 +49,18 @@ def seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+def lifetime(text: str) -> float:
+    """A duration that is not zero, in seconds.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    duration_s = seconds(text)
+    if not duration_s:
+        raise argparse.ArgumentTypeError("expected more than zero seconds")
+    return duration_s
+
+
 def size(num_bytes: int) -> str:
     """Device memory, for people."""
     for unit, word in ((1024**3, "GiB"), (1024**2, "MiB")):

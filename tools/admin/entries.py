@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ipc.messages import Entry, Pinned
 from ipc.sync_client import Client
-from tools.admin.command import add_tenant, plain, say, seconds, size
+from tools.admin.command import add_tenant, lifetime, plain, say, seconds, size
 
 #: Digits of a digest that are shown; `pin` and `evict` take them.
 _DIGEST_CHARS = 16
@@ -171,7 +171,7 @@ class Lease:
         _add_digest(parser)
         parser.add_argument(
             "--ttl",
-            type=seconds,
+            type=lifetime,
             required=True,
             metavar="SECONDS",
             help="for how long; also as 90s, 10m, 2h, 1d",
