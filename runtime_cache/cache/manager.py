@@ -271,7 +271,7 @@ class CacheManager:
         self._release_blocks(table.clear())
         self._trim()
 
-    def drop(self, table: BlockTable, *, is_all_suspect: bool = False) -> PrefixNode | None:
+    def drop(self, table: BlockTable, *, is_all_suspect: bool = False) -> list[PrefixNode]:
         """Release a request whose step has failed: what that step wrote is suspect.
 
         Its blocks that are not full leave the index, also if someone else holds them. Nothing of
@@ -282,7 +282,7 @@ class CacheManager:
                 from. Those that others hold, or that others' blocks continue, stay.
 
         Returns:
-            The first of those that stay which was suspect before: for `verification.drop`.
+            Those that stay, first block first.
         """
         blocks = tuple(table.blocks)
         self.counters.dropped_blocks += len(blocks) - table.num_committed
@@ -292,10 +292,10 @@ class CacheManager:
                 self.index.remove(node)
         self.release(table)
         if not is_all_suspect:
-            return None
+            return []
         nodes = (*map(self.index.node_of, blocks), table.copied_from)
         self._forget(nodes)
-        return _suspect_again(nodes)
+        return [node for node in nodes if node is not None and node.is_indexed]
 
     # -- registered prefixes ------------------------------------------------------------------
 
@@ -551,12 +551,3 @@ class CacheManager:
         if policy.max_leaves is not None:
             while self.index.num_leaves > policy.max_leaves and self.num_evictable:
                 self.evict_node(self.index.parked.oldest(), "max_cached_prefixes")
-
-
-def _suspect_again(nodes: Iterable[PrefixNode | None]) -> PrefixNode | None:
-    """Note a suspicion against those that are cached; the first that was suspect before."""
-    stayed = [node for node in nodes if node is not None and node.is_indexed]
-    again = next((node for node in stayed if node.is_suspect), None)
-    for node in stayed:
-        node.is_suspect = True
-    return again

@@ -51,7 +51,6 @@ class PrefixNode:
         earlier: digests of beginnings of its tokens that it was known by or took the place of.
         seal: None until its KV, as far as it goes now, has been read (see `verification`).
         rank: the queue it is parked in; None while someone holds it.
-        is_suspect: a request that held it got bad logits.
         is_indexed: False once it has left the index.
     """
 
@@ -69,7 +68,6 @@ class PrefixNode:
     earlier: tuple[BlockHash, ...] = ()
     seal: Seal | None = None
     rank: Rank | None = None
-    is_suspect: bool = False
     is_indexed: bool = True
 
     @property

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from runtime_cache.cache.prefix_index import PrefixNode
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.gears import GearTable, Role
 from runtime_cache.engine.sequence import Sequence
@@ -135,20 +134,27 @@ class Scheduler:
             sequence.cache.release(sequence.take_blocks())
         return num_prefilled
 
-    def discard(self, sequence: Sequence, *, is_all_suspect: bool) -> PrefixNode | None:
+    def discard(self, sequence: Sequence, *, is_all_suspect: bool) -> None:
         """A sequence's step has failed: it ends, and what the step wrote is dropped.
 
         Args:
             is_all_suspect: what its earlier steps wrote is dropped too.
-
-        Returns:
-            As `CacheManager.drop`.
         """
         before = sequence.status
         sequence.move("step_failed")
         if before == "stepping":
             self.running.remove(sequence)
-        return sequence.cache.drop(sequence.take_blocks(), is_all_suspect=is_all_suspect)
+        sequence.cache.drop(sequence.take_blocks(), is_all_suspect=is_all_suspect)
+
+    def recompute(self, sequence: Sequence) -> None:
+        """What a sequence reused or computed is suspect: it is computed again, without the cache.
+
+        What others hold or go on from stays, as its `suspects`, until it has shown whose fault it
+        was.
+        """
+        self.running.remove(sequence)
+        sequence.suspects = sequence.cache.drop(sequence.start_again(), is_all_suspect=True)
+        self._queue_of(sequence).put_back(sequence)
 
     def withdraw_copies(self) -> None:
         """A step has gone wrong: what it may have spoilt is not to be copied.
@@ -230,7 +236,7 @@ class Scheduler:
             max_tokens=sequence.max_tokens,
             max_hit_tokens=sequence.max_hit_tokens,
             priority=request.cache_priority,
-            is_caching=request.use_cache,
+            is_caching=sequence.is_caching,
             is_kept=request.kind == "register",
             is_retry=is_retry,
         )

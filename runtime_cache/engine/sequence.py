@@ -21,6 +21,7 @@ import numpy as np
 
 from runtime_cache.cache.block_table import BlockTable
 from runtime_cache.cache.manager import CacheManager
+from runtime_cache.cache.prefix_index import PrefixNode
 from runtime_cache.cache.results import CacheReport, MatchHint
 from runtime_cache.engine.answer import Answer
 from runtime_cache.engine.batch import BatchRow, RowCopy, SlotRun
@@ -33,7 +34,9 @@ from runtime_cache.errors import InternalError
 #: stepping: in the step in flight.         leaving: answered, but its step is still in flight.
 #: ended: has no blocks, is forgotten.
 Status = Literal["waiting", "ready", "stepping", "leaving", "ended"]
-Happening = Literal["admitted", "launched", "step_done", "step_failed", "preempted", "answered"]
+Happening = Literal[
+    "admitted", "launched", "step_done", "step_failed", "preempted", "recomputed", "answered"
+]
 
 #: Everything that can happen to a sequence. Any other pair is a bug of the engine.
 TRANSITIONS: dict[tuple[Status, Happening], Status] = {
@@ -44,6 +47,7 @@ TRANSITIONS: dict[tuple[Status, Happening], Status] = {
     ("ready", "answered"): "ended",
     ("stepping", "step_done"): "ready",
     ("stepping", "step_failed"): "ended",
+    ("stepping", "recomputed"): "waiting",
     ("stepping", "answered"): "leaving",
     ("leaving", "step_done"): "ended",
     ("leaving", "step_failed"): "ended",
@@ -67,6 +71,8 @@ class Sequence:
         chain: its block digests.
         sampler: None for a registration.
         report: what the cache did at its first admission; None before.
+        is_caching: whether it reads and writes the cache.
+        suspects: blocks of others that it got bad logits with, and is being computed without.
         num_overtaken: how many later requests were admitted before it.
         last_step: number of the last step it was in; 0 for none.
     """
@@ -82,6 +88,7 @@ class Sequence:
         "chain",
         "first_step_s",
         "first_token_s",
+        "is_caching",
         "last_step",
         "max_tokens",
         "num_computed",
@@ -94,6 +101,7 @@ class Sequence:
         "request",
         "sampler",
         "status",
+        "suspects",
         "table",
     )
 
@@ -136,6 +144,8 @@ class Sequence:
         self.first_token_s: float | None = None
         self.report: CacheReport | None = None
         self.prefilled_tokens = 0
+        self.is_caching = request.use_cache
+        self.suspects: list[PrefixNode] = []
         self.num_overtaken = 0
         self.status: Status = "waiting"
         self._hint = MatchHint()
@@ -190,7 +200,7 @@ class Sequence:
 
     def match_length(self) -> int:
         """How many of its tokens are cached now, in whole blocks."""
-        if not self.request.use_cache:
+        if not self.is_caching:
             return 0
         return self.cache.match_length(self.chain, self._hint, self.max_hit_tokens)
 
@@ -257,6 +267,13 @@ class Sequence:
         """Give up the blocks, for the caller to release; everything else stays."""
         self.move("preempted")
         self.num_computed = 0
+        return self.take_blocks()
+
+    def start_again(self) -> BlockTable:
+        """Give up the blocks, for the caller to drop, and compute everything without the cache."""
+        self.move("recomputed")
+        self.num_computed = 0
+        self.is_caching = False
         return self.take_blocks()
 
     def take_blocks(self) -> BlockTable:

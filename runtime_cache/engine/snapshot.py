@@ -28,6 +28,7 @@ class EngineCounters:
         failed: ended by a failed step or for want of blocks.
         registered: prefixes registered.
         late: cancels of requests that were unknown or had ended.
+        recomputed: requests that got bad logits after a hit, and were computed without the cache.
         preemptions: how often a request had to give its blocks up.
         prefill_steps: steps that were started with a chunk of one prompt.
         decode_steps: steps that were started with one token each of several requests.
@@ -46,6 +47,7 @@ class EngineCounters:
     failed: int = 0
     registered: int = 0
     late: int = 0
+    recomputed: int = 0
     preemptions: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0

@@ -285,15 +285,20 @@ class EngineState:
             self._scheduler.withdraw_copies()
         samples = iter(event.samples)
         bad: list[tuple[Sequence, BadLogits]] = []
+        cleared: list[Sequence] = []
         for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
             sampled = None if row.sampler is None else next(samples)
             if isinstance(sampled, BadLogits):
                 bad.append((sequence, sampled))
-            else:
-                self._settle(sequence, len(row.token_ids), sampled)
-        # Last, since what is dropped for them may be what the others have just gone on from.
+                continue
+            self._settle(sequence, len(row.token_ids), sampled)
+            if sampled is not None and sequence.suspects:
+                cleared.append(sequence)
+        # Last, since what is dropped here may be what the others have just gone on from.
         for sequence, logits in bad:
             self._on_bad_logits(sequence, logits)
+        for sequence in cleared:
+            self._convict(sequence)
 
     def _settle(self, sequence: Sequence, num_fed: int, sampled: Sampled | None) -> None:
         num_prefilled = self._scheduler.settle(sequence, num_fed)
@@ -303,7 +308,14 @@ class EngineState:
             self._go_on(sequence, sampled)
 
     def _on_bad_logits(self, sequence: Sequence, logits: BadLogits) -> None:
-        """They may come from the KV of any earlier token."""
+        """They may come from the KV of any earlier token.
+
+        Who has reused any is computed again without the cache; who has not, fails.
+        """
+        if sequence.status == "stepping" and sequence.blocks().num_hit_tokens:
+            self._counters.recomputed += 1
+            self._scheduler.recompute(sequence)
+            return
         request_id = sequence.request.request_id
         failure = FailRequest(request_id, "bad_logits", logits.message, retryable=False)
         self._discard(sequence, failure, is_all_suspect=True)
@@ -340,13 +352,18 @@ class EngineState:
     def _discard(self, sequence: Sequence, failure: FailRequest, *, is_all_suspect: bool) -> None:
         """What a step computed for this request is not usable: it ends, unless it has already."""
         is_unanswered = sequence.status == "stepping"
-        again = self._scheduler.discard(sequence, is_all_suspect=is_all_suspect)
-        if again is not None:  # in two requests: it is not to spoil every later one
-            verification.drop(sequence.cache, again, self._tables())
+        self._scheduler.discard(sequence, is_all_suspect=is_all_suspect)
         if is_unanswered:
             self._counters.failed += 1
             self._forget(sequence)
             self._out.append(failure)
+
+    def _convict(self, sequence: Sequence) -> None:
+        """Without the cache its logits are good: what it had reused is damaged somewhere."""
+        damaged = next((node for node in sequence.suspects if node.is_indexed), None)
+        sequence.suspects = []
+        if damaged is not None:
+            verification.drop(sequence.cache, damaged, self._tables())
 
     # -- ends ---------------------------------------------------------------------------------
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from runtime_cache.cache import desk, invariants
 from runtime_cache.ids import BlockId
 from tests.support.caching import (
     MakeCache,
     admitted,
     chain_of,
-    commit,
     computed,
     free_blocks,
     gauges,
@@ -174,78 +171,21 @@ def test_a_source_that_has_left_the_cache_is_not_forgotten_twice(make_cache: Mak
     assert num_cached(cache, range(100, 136)) == before == 36
 
 
-def test_what_stays_and_was_suspect_before_is_told(make_cache: MakeCache) -> None:
+def test_what_stays_is_told(make_cache: MakeCache) -> None:
     cache = make_cache(20)
     serve(cache, [*range(8), 50])  # 1, 2, 3
     others = [admitted(cache, [*range(8), 60]), admitted(cache, [*range(4), 70])]
     tables = [admitted(cache, [*range(8), last]) for last in (61, 62)]
-    assert cache.drop(admitted(cache, [*range(4), 71]), is_all_suspect=True) is None
-    first, second = (cache.index.node_of(BlockId(block)) for block in (1, 2))
-    assert first is not None
-    assert second is not None
-    assert (first.is_suspect, second.is_suspect) == (True, False)
-    assert cache.drop(tables[0]) is None  # a failed step is nothing against what it only read
-    assert not second.is_suspect
-    assert cache.drop(tables[1], is_all_suspect=True) is first
-    assert second.is_suspect
+    assert cache.drop(tables[0]) == []  # a failed step is nothing against what it only read
+    stayed = cache.drop(tables[1], is_all_suspect=True)
+    assert [node.block for node in stayed] == [1, 2]
     assert num_cached(cache, range(8)) == 8
     invariants.check(cache, others)
 
 
-def test_a_source_that_stays_is_suspect_too(make_cache: MakeCache) -> None:
+def test_a_source_that_stays_is_told_last(make_cache: MakeCache) -> None:
     cache = make_cache(20)
     serve(cache, range(12))  # 1, 2, 3
-    for expected in (None, 1):
-        table = admitted(cache, [*range(6), 60])  # copies from 2, which 3 continues
-        again = cache.drop(table, is_all_suspect=True)
-        assert (None if again is None else again.block) == expected
-    source = cache.index.node_of(BlockId(2))
-    assert source is not None
-    assert source.is_suspect
-
-
-# -- collisions ---------------------------------------------------------------------------------
-
-
-def test_a_collision_keeps_a_block_and_all_behind_it_out(make_cache: MakeCache) -> None:
-    cache = make_cache(8)
-    serve(cache, range(4))
-    chain = chain_of(range(20, 29))
-    chain.digests[0] = chain_of(range(4)).digests[0]
-    assert cache.match(chain, 9).num_tokens == 0
-    table = admitted(cache, range(20, 29))
-    cache.commit(table, chain, 9, is_tail=True)
-    assert (table.num_committed, table.tail, len(cache.index)) == (0, None, 1)
-    assert cache.counters.collisions == 1
-    cache.release(table)
-    assert gauges(cache) == (0, 1, 6)
-
-
-def test_a_collision_behind_another_parent_is_one_too(make_cache: MakeCache) -> None:
-    cache = make_cache(8)
-    # The same four tokens follow others, and a digest says that they are the same block.
-    serve(cache, [*range(4), 7, 7, 7, 7])
-    tokens = [*range(50, 54), 7, 7, 7, 7]
-    chain = chain_of(tokens)
-    chain.digests[1] = chain_of([*range(4), 7, 7, 7, 7]).digests[1]
-    table = admitted(cache, tokens)
-    cache.commit(table, chain, 8)
-    assert (table.num_committed, cache.counters.collisions) == (1, 1)
-    assert cache.match(chain, 8).num_tokens == 4
-    invariants.check(cache, [table])
-
-
-def test_a_partly_filled_block_with_a_digest_that_is_taken_stays_out(
-    make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = make_cache(8)
-    serve(cache, range(4))
-    taken = chain_of(range(4)).digests[0]
-    monkeypatch.setattr("runtime_cache.cache.manager.next_digest", lambda *_: taken)
-    table = admitted(cache, range(50, 52))
-    commit(cache, table, range(50, 52))
-    monkeypatch.undo()
-    assert table.tail is None
-    assert cache.counters.collisions == 1
-    cache.release(table)
-    assert gauges(cache) == (0, 1, 6)
+    table = admitted(cache, [*range(6), 60])  # copies from 2, which 3 continues
+    stayed = cache.drop(table, is_all_suspect=True)
+    assert [node.block for node in stayed] == [1, 2]

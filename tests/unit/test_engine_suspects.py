@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime_cache.engine.batch import RowCopy
+from runtime_cache.engine.commands import FinishRequest
 from tests.support.engine_rig import EngineRig, expected_answer, limits, small_gears
 
 #: A block and a half.
@@ -81,3 +82,80 @@ def test_who_went_back_comes_again_in_order_of_arrival() -> None:
     rig.step_failed()  # 3 and 4 had a copy before them
     assert [s.request.request_id for s in rig.state._scheduler.running] == [1, 3, 4]
     rig.run()
+
+
+# --- bad logits after a hit --------------------------------------------------------------------
+
+
+def damaged_rig(conversations: int = 2) -> EngineRig:
+    """Two prompts that begin with PROMPT have been answered; a third one hits, with bad logits."""
+    rig = EngineRig()
+    for last in range(conversations):
+        rig.arrive([*PROMPT, 30 + last], max_tokens=2)
+        rig.run()
+    rig.arrive([*PROMPT, 50], max_tokens=2)
+    assert rig.rows() == [(3, 6, 1)]
+    rig.step_done(bad=3)
+    return rig
+
+
+def test_bad_logits_after_a_hit_are_computed_again_without_the_cache() -> None:
+    rig = damaged_rig()
+    assert rig.rows() == [(3, 0, 7)]
+    rig.run()
+    final = rig.finals[3]
+    assert isinstance(final, FinishRequest)
+    assert rig.token_ids[3] == expected_answer([*PROMPT, 50], 2)
+    assert (final.usage.cached_tokens, final.usage.prefilled_tokens) == (6, 7)
+    counters = rig.state.snapshot().engine
+    assert (counters.recomputed, counters.failed) == (1, 0)
+
+
+def test_what_was_damaged_leaves_the_cache_with_all_that_goes_on_from_it() -> None:
+    rig = damaged_rig()
+    rig.run()
+    assert len(rig.cache.index) == 0
+    assert rig.cache.counters.damaged_blocks == 2  # the shared one, and one below it; the copied one went before
+    rig.arrive([*PROMPT, 51], max_tokens=1)
+    assert rig.rows() == [(4, 0, 7)]
+
+
+def test_a_request_whose_logits_are_bad_without_the_cache_too_fails_and_the_cache_stays() -> None:
+    rig = damaged_rig()
+    rig.step_done(bad=3)
+    assert rig.failed(3).code == "bad_logits"
+    assert not rig.failed(3).retryable
+    rig.arrive([*PROMPT, 51], max_tokens=1)
+    assert rig.rows() == [(4, 6, 1)]
+    rig.run()
+    counters = rig.state.snapshot().engine
+    assert (counters.recomputed, counters.failed) == (1, 1)
+
+
+def test_a_request_with_the_damaged_blocks_goes_on_and_leaves_nothing() -> None:
+    rig = EngineRig()
+    for last in range(2):
+        rig.arrive([*PROMPT, 30 + last], max_tokens=2)
+        rig.run()
+    rig.arrive([*PROMPT, 40], max_tokens=12)
+    rig.step_done()
+    rig.arrive([*PROMPT, 50], max_tokens=2)
+    while 4 not in rig.finals:
+        rows = rig.rows()
+        rig.step_done(bad=4 if rows[0][:2] == (4, 6) or (4, 6, 1) in rows else None)
+    rig.run()
+    assert rig.token_ids[3] == expected_answer([*PROMPT, 40], 12)
+    assert rig.token_ids[4] == expected_answer([*PROMPT, 50], 2)
+    assert len(rig.cache.index) == 0
+    assert rig.cache.num_live == 0
+
+
+def test_who_is_cancelled_with_bad_logits_in_flight_is_not_computed_again() -> None:
+    rig = EngineRig()
+    rig.arrive(PROMPT, max_tokens=2)
+    rig.run()
+    rig.arrive([*PROMPT, 50], max_tokens=2)
+    rig.cancel(2)
+    rig.step_done(bad=2)
+    assert rig.batch is None
+    assert rig.state.snapshot().engine.recomputed == 0
