@@ -8,7 +8,7 @@ from ipc import messages as wire
 from runtime_cache.engine.commands import ReportEvicted
 from runtime_cache.ids import TenantName
 
-#: How many blocks go at once: some ten milliseconds.
+#: How many blocks go at once: some tens of milliseconds.
 _PART_BLOCKS = 4096
 
 

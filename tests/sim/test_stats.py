@@ -54,6 +54,7 @@ async def test_one_long_hit_weighs_more_than_many_short_misses(tiny_bundle: Bund
         cache, engine = found["cache"], found["engine"]
         assert cache["queried_tokens"] == 101 + 101 + 9
         assert cache["hit_tokens"] == sum(answer.cached for answer in answers) == 100
+        assert cache["reuse_gap_s"] == round(cache["reuse_gap_s"], 3)
         assert cache["hit_rate"] == round(100 / 211, 4)
         assert cache["reuses"] == 1  # of requests it is one of eleven
         assert cache["requests_by_reason"] == {"cold": 1, "hit": 1, "too_short": 9}
