@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
-from runtime_cache.cache.hashing import HashChain, next_digest
+from runtime_cache.cache.hashing import TOKEN_BYTES, HashChain, next_digest
 from runtime_cache.cache.policy import CachePolicy
 from runtime_cache.cache.prefix_index import PrefixIndex, PrefixNode
 from runtime_cache.cache.results import CacheReport, Match
@@ -12,6 +12,10 @@ from runtime_cache.ids import BlockHash
 
 _OFF = CacheReport(0, "disabled", detail="the prefix cache is off (cache.enable)")
 _MAX_REMEMBERED = 1 << 16
+
+
+#: Digest of the block before, None for the first block of a prefix; and how many rows.
+_Place = tuple[BlockHash | None, int]
 
 
 class EvictedDigests:
@@ -22,21 +26,60 @@ class EvictedDigests:
         num_blocks: of the cache; about as many digests are remembered.
         """
         self._max_digests = min(max(num_blocks, 1024), _MAX_REMEMBERED)
-        self._digests: OrderedDict[BlockHash, None] = OrderedDict()
+        self._places: OrderedDict[BlockHash, _Place] = OrderedDict()
+        self._num_at: Counter[_Place] = Counter()
+        self._rows_behind: dict[BlockHash | None, set[int]] = {}
 
     def __contains__(self, digest: BlockHash) -> bool:
-        return digest in self._digests
+        return digest in self._places
 
     def __len__(self) -> int:
-        return len(self._digests)
+        return len(self._places)
 
     def add(self, node: PrefixNode) -> None:
         """Remember a node, also by what it held when it was shorter."""
-        for digest in (*node.earlier, node.digest):
-            self._digests[digest] = None
-            self._digests.move_to_end(digest)
-        while len(self._digests) > self._max_digests:
-            self._digests.popitem(last=False)
+        before = None if node.parent is None else node.parent.digest
+        for digest in node.earlier:
+            self._add(digest, (before, 0))  # how many rows is not known: found as a whole only
+        self._add(node.digest, (before, node.num_rows))
+
+    def has_more(self, chain: HashChain, num_common: int) -> bool:
+        """Whether a block was evicted that the chain goes on with behind `num_common` tokens.
+
+        Either it began with the whole rest of the chain's block, or it was the end of a prefix
+        that the chain continues.
+        """
+        position, num_found = divmod(num_common, chain.block_size)
+        before = chain.digest_before(position)
+        rest = chain.block(position)
+        if next_digest(before, rest) in self:
+            return True
+        ends = self._rows_behind.get(before if position else None, ())
+        return any(
+            num_found < num_rows <= len(rest) // TOKEN_BYTES
+            and next_digest(before, rest[: num_rows * TOKEN_BYTES]) in self
+            for num_rows in ends
+        )
+
+    def _add(self, digest: BlockHash, place: _Place) -> None:
+        if digest in self:
+            self._forget(digest)
+        self._places[digest] = place
+        self._num_at[place] += 1
+        self._rows_behind.setdefault(place[0], set()).add(place[1])
+        if len(self._places) > self._max_digests:
+            self._forget(next(iter(self._places)))
+
+    def _forget(self, digest: BlockHash) -> None:
+        place = self._places.pop(digest)
+        self._num_at[place] -= 1
+        if self._num_at[place]:
+            return
+        del self._num_at[place]
+        before, num_rows = place
+        self._rows_behind[before].remove(num_rows)
+        if not self._rows_behind[before]:
+            del self._rows_behind[before]
 
 
 def report(
@@ -63,21 +106,13 @@ def report(
         return CacheReport(cached, "limit")
     common = match.num_common
     nearest_tokens = _nearest_tokens(match, chain, index)
-    if _next_digest(chain, common) in evicted:
+    if evicted.has_more(chain, common):
         return CacheReport(cached, "evicted", common or None, nearest_tokens)
     if nearest_tokens is None:
         return CacheReport(cached, "cold")
     if nearest_tokens == common:
         return CacheReport(cached, "extended", common, nearest_tokens)
     return CacheReport(cached, "diverged", common, nearest_tokens)
-
-
-def _next_digest(chain: HashChain, num_common: int) -> BlockHash:
-    """Digest of the block in which the prompt goes on behind what is cached, as far as it goes."""
-    position = num_common // chain.block_size
-    if position < len(chain.digests):
-        return chain.digests[position]
-    return next_digest(chain.digest_before(position), chain.block(position))
 
 
 def _nearest_tokens(match: Match, chain: HashChain, index: PrefixIndex) -> int | None:

@@ -168,6 +168,29 @@ def test_that_it_was_evicted_beats_that_another_entry_is_near(make_cache: MakeCa
     assert report(cache, [*range(11), 60, 61]) == CacheReport(10, "diverged", 10, 11)
 
 
+@pytest.mark.parametrize("num_served", [3, 6, 7])
+def test_a_prompt_that_goes_on_from_an_evicted_end(make_cache: MakeCache, num_served: int) -> None:
+    cache = make_cache(8)
+    serve(cache, range(num_served))
+    desk.evict_blocks(cache, 1)
+    left = num_served // 4 * 4
+    nearest = (left, left) if left else (None, None)
+    assert report(cache, range(12)) == CacheReport(left, "evicted", *nearest)
+    # One that goes on differently inside the block has lost nothing that it could have found.
+    other = [*range(num_served - 1), 60, 61]
+    reason = ("extended", left, left) if left else ("cold",)
+    assert report(cache, other) == CacheReport(left, *reason)
+
+
+def test_an_evicted_end_that_another_block_has_too(make_cache: MakeCache) -> None:
+    cache = make_cache(8)
+    serve(cache, [1, 2])
+    desk.evict_blocks(cache, 1)
+    serve(cache, [1, 2, 50])
+    assert report(cache, [1, 2, 60]) == CacheReport(2, "hit")
+    assert report(cache, [1, 2, 60, 61]) == CacheReport(2, "diverged", 2, 3)
+
+
 def test_what_was_given_up_for_other_reasons_was_not_evicted(make_cache: MakeCache) -> None:
     cache = make_cache(8)
     cache.drop(admitted(cache, range(8)))
