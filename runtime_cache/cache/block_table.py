@@ -44,6 +44,7 @@ class BlockTable:
         copy: what is still to be copied; goes into the block that `num_hit_tokens` ends in.
         copied_from: the node that `copy` was or is of; None for no copy.
         tail: the node that holds the tokens behind the last full block, if the last commit asked.
+        num_tail_tokens: how many tokens those are, if there is a tail; its node may have more.
         is_caching: whether what it computes may enter the cache.
         priority: of the blocks it commits.
         report: what the cache did for it; None if it was admitted before.
@@ -61,6 +62,7 @@ class BlockTable:
         "is_caching",
         "num_committed",
         "num_hit_tokens",
+        "num_tail_tokens",
         "priority",
         "report",
         "slots",
@@ -75,6 +77,7 @@ class BlockTable:
         self.copy: BlockCopy | None = None
         self.copied_from: PrefixNode | None = None
         self.tail: PrefixNode | None = None
+        self.num_tail_tokens = 0
         self.is_caching = True
         self.priority = DEFAULT_PRIORITY
         self.report: CacheReport | None = None

@@ -309,10 +309,11 @@ class CacheManager:
             nothing has changed.
         """
         nodes = [self._node_of(block) for block in table.blocks[: table.num_committed]]
+        num_tokens = table.num_committed * self.block_size
         if table.tail is not None:
             nodes.append(table.tail)
+            num_tokens += table.num_tail_tokens
         digest = nodes[-1].digest.hex() if nodes else ""
-        num_tokens = nodes[-1].num_tokens if nodes else 0
         blocks = tuple(node.block for node in nodes)
         keep = Keep(prefix_id, "registration", digest, num_tokens, blocks, self.now_s)
         return keep if self.keep(keep) else None
@@ -429,6 +430,7 @@ class CacheManager:
         parent = self._node_of(table.blocks[position - 1]) if position else None
         tokens = chain.block(position, num_tokens)
         digest = next_digest(chain.digest_before(position), tokens)
+        table.num_tail_tokens = num_tokens % self.block_size
         table.tail = self.index.children_of(parent).covering(tokens)
         if table.tail is not None:
             table.tail.stand_for(digest)

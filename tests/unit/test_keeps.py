@@ -189,7 +189,7 @@ def test_a_registration_within_a_longer_block_holds_that_one(make_cache: MakeCac
     serve(cache, range(8))
     keep = register(cache, P, range(6))
     assert keep is not None
-    assert (keep.num_tokens, keep.blocks) == (8, (1, 2))
+    assert (keep.num_tokens, keep.blocks) == (6, (1, 2))
     assert keep.digest == digests_of(range(8))[1]
     assert cache.counters.inserted_blocks == 2
 
@@ -391,3 +391,14 @@ def test_keeps_and_requests_give_back_in_any_order(make_cache: MakeCache) -> Non
     assert parked_blocks(cache) == [3]
     cache.unregister(P)
     assert parked_blocks(cache) == [3, 2, 1]
+
+
+def test_a_registration_covered_by_a_longer_one_is_as_long_as_it_was_asked_for(
+    make_cache: MakeCache,
+) -> None:
+    cache = make_cache(12)
+    for prefix_id, num_tokens in ((P, 7), (Q, 6)):
+        keep = register(cache, prefix_id, range(num_tokens))
+        assert keep is not None
+        assert (keep.num_tokens, len(keep.blocks)) == (num_tokens, 2)
+    assert sorted(entry.num_tokens for entry in desk.entries(cache)[0]) == [6, 7]
