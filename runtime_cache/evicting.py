@@ -53,10 +53,8 @@ class Eviction:
         self._engine = engine
         self._message = message
         self._tenant = tenant
-        self._bytes_per_block = facts.bytes_per_block
-        self._num_left = facts.num_evictable(tenant)
-        if message.max_blocks is not None:
-            self._num_left = min(self._num_left, message.max_blocks)
+        self._facts = facts
+        self._num_left: int | None = message.max_blocks  # None until the first part has gone
         self._num_evicted = 0
 
     def next_part(self) -> wire.Evicted | None:
@@ -69,17 +67,21 @@ class Eviction:
         if message.digest is not None:
             report = self._engine.evict(self._tenant, digest=message.digest)
             return self._reply(report.num_evicted, report.num_in_use)
-        num_asked = min(self._num_left, _PART_BLOCKS)
+        is_first = self._num_evicted == 0
+        num_asked = _PART_BLOCKS if self._num_left is None else min(self._num_left, _PART_BLOCKS)
         report = self._engine.evict(self._tenant, max_blocks=num_asked, idle_s=message.idle_s)
-        self._num_left -= report.num_evicted
-        is_last = self._num_left <= 0 or report.num_evicted < num_asked
         self._num_evicted += report.num_evicted
+        num_left = self._facts.num_evictable(self._tenant) if is_first else self._num_left or 0
+        if self._num_left is not None:
+            num_left = min(num_left, self._num_left - report.num_evicted)
+        self._num_left = num_left
+        is_last = num_left <= 0 or report.num_evicted < num_asked
         return self._reply(self._num_evicted, report.num_in_use) if is_last else None
 
     def _reply(self, num_evicted: int, num_in_use: int) -> wire.Evicted:
         return wire.Evicted(
             id=self._message.id,
             num_blocks=num_evicted,
-            num_bytes=num_evicted * self._bytes_per_block,
+            num_bytes=num_evicted * self._facts.bytes_per_block,
             in_use_blocks=num_in_use,
         )

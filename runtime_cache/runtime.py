@@ -310,7 +310,8 @@ def _num_blocks(cache: CacheConfig, layout: KvLayout) -> int:
     """Blocks in use, the null block included: what was compiled in, or the operator's cap."""
     if cache.cache_capacity is None:
         return layout.num_blocks
-    num_blocks = int(cache.cache_capacity * 10**9) // layout.block_bytes
+    most_gb = (layout.num_blocks + 2) * layout.block_bytes / 10**9
+    num_blocks = int(min(cache.cache_capacity, most_gb) * 10**9) // layout.block_bytes
     if num_blocks > layout.num_blocks:
         log.warning(
             "cache_capacity_capped",

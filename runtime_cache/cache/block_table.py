@@ -105,7 +105,10 @@ class BlockTable:
     def distrust(self, damaged: Collection[PrefixNode]) -> None:
         """Damaged blocks have left the cache; if it has any, what it computes now stays out."""
         blocks = {node.block for node in damaged}
-        if self.copied_from not in damaged and blocks.isdisjoint(self.blocks):
+        # Rows may have come through a sibling that is not cached any more.
+        source = self.copied_from
+        is_copied = source is not None and any(source.parent is node.parent for node in damaged)
+        if not is_copied and blocks.isdisjoint(self.blocks):
             return
         self.is_caching = False
         self.tail = None

@@ -158,10 +158,15 @@ class PrefixIndex:
         false. By making it at every block, a match never rests on a digest alone.
         """
         by_digest, packed = self._by_digest, chain.packed
+        num_found = len(nodes)
+        if num_found >= max_blocks or num_found >= len(chain.digests):
+            return
+        if nodes and chain.digests[num_found] not in by_digest:
+            return  # nothing new since the last look; the digests are not copied for that
         width = chain.block_size * TOKEN_BYTES
         parent = nodes[-1] if nodes else None
-        start = len(nodes) * width
-        for digest in chain.digests[len(nodes) : max_blocks]:
+        start = num_found * width
+        for digest in chain.digests[num_found:max_blocks]:
             node = by_digest.get(digest)
             if node is None or node.parent is not parent:
                 return

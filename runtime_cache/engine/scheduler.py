@@ -156,14 +156,18 @@ class Scheduler:
         sequence.suspects = sequence.cache.drop(sequence.start_again(), is_all_suspect=True)
         self._queue_of(sequence).put_back(sequence)
 
-    def withdraw_copies(self) -> None:
+    def withdraw_copies(self, step: Step) -> None:
         """A step has gone wrong: what it may have spoilt is not to be copied.
 
-        Who has a copy before it goes back to its queue, to be matched with what is left. To be
-        called before `discard`, so that these requests hold nothing of what is dropped.
+        Who, of the same tenants, has a copy before it goes back to its queue, to be matched with
+        what is left. To be called before `discard`, so that these requests hold nothing of what is
+        dropped.
         """
+        tenants = {sequence.request.tenant for sequence in step.sequences}
         for sequence in self.running[::-1]:  # the oldest is put back last, and goes first
-            if sequence.status == "ready" and sequence.blocks().copy is not None:
+            if sequence.status != "ready" or sequence.request.tenant not in tenants:
+                continue
+            if sequence.blocks().copy is not None:
                 self._preempt(sequence)
 
     def decide(self, now_s: float) -> Decision | None:
@@ -289,6 +293,7 @@ def _commit(sequence: Sequence, *, is_tail: bool) -> None:
     table, num_tokens = sequence.blocks(), sequence.num_reusable
     if not table.is_caching:
         return
-    if is_tail or num_tokens // table.block_size > table.num_committed:
+    num_full = sequence.cache.policy.cacheable(num_tokens) // table.block_size
+    if is_tail or num_full > table.num_committed:
         sequence.chain.extend(sequence.tokens)
         sequence.cache.commit(table, sequence.chain, num_tokens, is_tail=is_tail)

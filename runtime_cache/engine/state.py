@@ -282,7 +282,7 @@ class EngineState:
                 f"step {event.step_id} has {len(event.samples)} samples for {num_wanted} rows"
             )
         if any(isinstance(sample, BadLogits) for sample in event.samples):
-            self._scheduler.withdraw_copies()
+            self._scheduler.withdraw_copies(step)
         samples = iter(event.samples)
         bad: list[tuple[Sequence, BadLogits]] = []
         cleared: list[Sequence] = []
@@ -342,7 +342,7 @@ class EngineState:
     def _on_step_failed(self, event: StepFailed) -> None:
         step = self._take_step(event.step_id)
         self._counters.failed_steps += 1
-        self._scheduler.withdraw_copies()
+        self._scheduler.withdraw_copies(step)
         for sequence in step.sequences:
             failure = FailRequest(
                 sequence.request.request_id, event.code, event.message, event.retryable

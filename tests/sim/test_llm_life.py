@@ -209,6 +209,14 @@ async def test_inside_a_running_event_loop(bundle: Path) -> None:
 # --- interrupts --------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """Ctrl-C raises, also where these tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_when(event: threading.Event) -> None:
     """Ctrl-C for the main thread, once the event has come."""
 
@@ -219,6 +227,7 @@ def interrupt_when(event: threading.Event) -> None:
     threading.Thread(target=wait).start()
 
 
+@pytest.mark.usefixtures("sigint")
 @pytest.mark.parametrize("prompt", ["a", ["a", "b", "c"]])
 def test_an_interrupt_cancels_what_is_waited_for(bundle: Path, gate: Gate, prompt: Any) -> None:
     with opened_llm(bundle) as llm:
@@ -231,6 +240,7 @@ def test_an_interrupt_cancels_what_is_waited_for(bundle: Path, gate: Gate, promp
         assert llm.generate("a", **FOUR).usage.completion_tokens == 4
 
 
+@pytest.mark.usefixtures("sigint")
 def test_an_interrupt_while_it_opens(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reached, may_go = threading.Event(), threading.Event()
     open_executor = Executor.open

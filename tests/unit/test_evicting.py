@@ -122,7 +122,7 @@ def test_all_is_what_could_go_at_the_start(
 async def test_others_get_their_turn_between_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evicting, "_PART_BLOCKS", 2)
     desk = Desk()
-    assert desk.say(Evict(ID, all=True), ADMIN) == []  # two of three blocks
+    assert desk.say(Evict(ID, max_blocks=3), ADMIN) == []  # two of them
     assert desk.service.num_unfinished == 1
     assert isinstance(desk.say(Ping(OTHER), ADMIN)[0], Pong)
     desk.take()
