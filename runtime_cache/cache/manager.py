@@ -81,7 +81,7 @@ class CacheManager:
         self.index = PrefixIndex(policy.eviction, len(blocks))
         max_kept = policy.max_kept_blocks
         self.keeps = Keeps(len(blocks) // 2 if max_kept is None else max_kept)
-        self._evicted = EvictedDigests(len(blocks))
+        self._evicted = EvictedDigests(len(blocks), block_size)
 
     # -- gauges -------------------------------------------------------------------------------
 

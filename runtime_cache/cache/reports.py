@@ -21,12 +21,14 @@ _Place = tuple[BlockHash | None, int]
 class EvictedDigests:
     """The digests of blocks that were evicted lately, so that a miss can say so."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         """Args:
         num_blocks: of the cache; about as many digests are remembered.
         """
+        self._block_size = block_size
         self._max_digests = min(max(num_blocks, 1024), _MAX_REMEMBERED)
-        self._places: OrderedDict[BlockHash, _Place] = OrderedDict()
+        #: Of ends of prefixes, the partly filled ones, where they were.
+        self._places: OrderedDict[BlockHash, _Place | None] = OrderedDict()
         self._num_at: Counter[_Place] = Counter()
         self._rows_behind: dict[BlockHash | None, set[int]] = {}
 
@@ -38,9 +40,12 @@ class EvictedDigests:
 
     def add(self, node: PrefixNode) -> None:
         """Remember a node, also by what it held when it was shorter."""
-        before = None if node.parent is None else node.parent.digest
         for digest in node.earlier:
-            self._add(digest, (before, 0))  # how many rows is not known: found as a whole only
+            self._add(digest, None)
+        if node.num_rows == self._block_size:
+            self._add(node.digest, None)
+            return
+        before = None if node.parent is None else node.parent.digest
         self._add(node.digest, (before, node.num_rows))
 
     def has_more(self, chain: HashChain, num_common: int) -> bool:
@@ -61,17 +66,20 @@ class EvictedDigests:
             for num_rows in ends
         )
 
-    def _add(self, digest: BlockHash, place: _Place) -> None:
-        if digest in self:
+    def _add(self, digest: BlockHash, place: _Place | None) -> None:
+        if digest in self._places:
             self._forget(digest)
         self._places[digest] = place
-        self._num_at[place] += 1
-        self._rows_behind.setdefault(place[0], set()).add(place[1])
+        if place is not None:
+            self._num_at[place] += 1
+            self._rows_behind.setdefault(place[0], set()).add(place[1])
         if len(self._places) > self._max_digests:
             self._forget(next(iter(self._places)))
 
     def _forget(self, digest: BlockHash) -> None:
         place = self._places.pop(digest)
+        if place is None:
+            return
         self._num_at[place] -= 1
         if self._num_at[place]:
             return

@@ -198,7 +198,7 @@ def test_what_was_given_up_for_other_reasons_was_not_evicted(make_cache: MakeCac
 
 
 def test_only_so_many_evictions_are_remembered() -> None:
-    evicted = EvictedDigests(1)
+    evicted = EvictedDigests(1, 4)
 
     def add(number: int) -> None:
         one = node(1)
@@ -213,8 +213,8 @@ def test_only_so_many_evictions_are_remembered() -> None:
     remembered = [BlockHash(n.to_bytes(4, "little")) in evicted for n in (0, 1, 2, 1024)]
     assert remembered == [True, False, True, True]
     assert len(evicted) == 1024
-    assert EvictedDigests(5000)._max_digests == 5000
-    assert EvictedDigests(1 << 20)._max_digests == 1 << 16
+    assert EvictedDigests(5000, 4)._max_digests == 5000
+    assert EvictedDigests(1 << 20, 4)._max_digests == 1 << 16
 
 
 # -- limits -------------------------------------------------------------------------------------
