@@ -148,8 +148,8 @@ class LLM:
                 sequence is, its first element decides: `[1, 2]` is one prompt, `["a", "b"]` and
                 `[[1, 2], [3]]` are two, `[]` is none.
             prefix_id: a registered prefix that stands before each of them (text or token ids).
-            **options: as in `PROTOCOL.md`: max_tokens, temperature (0 is greedy; 1 if nothing is
-                said), top_p, top_k, min_p, seed, stop, stop_token_ids, ignore_eos, penalties,
+            **options: as in `PROTOCOL.md`: max_tokens (512), temperature (0 is greedy; 1 if nothing
+                is said), top_p, top_k, min_p, seed, stop, stop_token_ids, ignore_eos, penalties,
                 logit_bias, logprobs, deadline_ms, use_cache, cache_priority.
 
         Returns:

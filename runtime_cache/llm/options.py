@@ -25,6 +25,8 @@ from runtime_cache.errors import ConfigError
 
 DEVICE_VARIABLE = "RTCACHE_DEVICE_DEVICE"
 DEFAULT_DEVICE = "npu:0"
+#: Answer tokens where a program does not say: a first turn must not fill the whole context.
+DEFAULT_MAX_TOKENS = 512
 _NO_CARD = (
     'to run on the software device, say so: LLM(..., device="sim:0") or '
     f"{DEVICE_VARIABLE}=sim:0, with a bundle made by `rtcache-convert --target sim`"
@@ -84,6 +86,7 @@ def embedded_config(
     values["model"]["bundle"] = os.fspath(bundle)
     values["device"]["device"] = _device(device)
     values["log"].setdefault("level", "warning")
+    values["engine"].setdefault("default_max_tokens", DEFAULT_MAX_TOKENS)
     parts: dict[str, Any] = {name: struct(**values[name]) for name, struct in _structs().items()}
     config = Config(cache=prefix_caching or PrefixCachingConfig(), **parts)
     _refuse("LLM", conflicts(config))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime_cache.config import CacheConfig, Config
+from runtime_cache.config import CacheConfig, Config, EngineConfig
 from runtime_cache.errors import ConfigError
 from runtime_cache.llm.options import PrefixCachingConfig, embedded_config
 
@@ -107,7 +107,13 @@ def test_the_defaults() -> None:
     made = config()
     assert made.cache == PrefixCachingConfig()
     assert made.log.level == "warning"
-    assert made.engine == Config().engine
+    assert made.engine == EngineConfig(default_max_tokens=512)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 7])
+def test_an_answers_length_is_the_programs_to_say(max_tokens: int | None) -> None:
+    made = config(engine_default_max_tokens=max_tokens)
+    assert made.engine.default_max_tokens == max_tokens
 
 
 @pytest.mark.parametrize(
