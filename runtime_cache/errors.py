@@ -6,6 +6,8 @@ where they arise, with `from`. `code` is the word that crosses the wire; no trac
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RuntimeCacheError(Exception):
     """Base of the tree; never raised itself.
@@ -23,6 +25,19 @@ class RuntimeCacheError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An error comes whole out of another process, whatever its constructor takes."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(
+    kind: type[RuntimeCacheError], args: tuple[Any, ...], state: dict[str, Any]
+) -> RuntimeCacheError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigError(RuntimeCacheError):

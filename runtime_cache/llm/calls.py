@@ -4,6 +4,7 @@ KeyboardInterrupt, cancels what is unfinished.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
@@ -13,6 +14,9 @@ from ipc.session import Answer, Piece
 from runtime_cache.errors import InternalError, QueueFull, RuntimeCacheError
 from runtime_cache.llm.host import TURN_S, Host, Inbox
 from runtime_cache.llm.results import Closed, Result, error_of
+
+#: When to ask again what was refused because other threads' prompts wait [seconds].
+_RETRY_S = 0.02
 
 
 def ask_one(host: Host, request: AnyRequest) -> AnyReply:
@@ -53,14 +57,13 @@ class Stream:
         host.ask([request], self._inbox)
 
     def __iter__(self) -> Iterator[Piece]:
-        """Pieces as they come.
+        """Pieces as they come; no more of them once the stream is given up, from any thread.
 
         Raises:
             RuntimeCacheError: the request was refused, or failed.
         """
         try:
-            while not self._is_over:
-                piece = self._next()
+            while (piece := self._next()) is not None:
                 if piece.text or piece.token_ids:
                     yield piece
         finally:
@@ -89,25 +92,32 @@ class Stream:
         """What nobody reads is not computed to its end."""
         self.cancel()
 
-    def _next(self) -> Piece:
-        _, reply = _next_reply(self._inbox)
-        self._is_over = isinstance(reply, Done | Error)
-        if isinstance(reply, Error):
-            raise error_of(reply)
-        return self._answer.add(reply)
+    def _next(self) -> Piece | None:
+        """None if there is none to come."""
+        while not self._is_over:
+            self._host.check_owner()
+            try:
+                _, reply = self._inbox.get(timeout=TURN_S)
+            except Empty:
+                continue
+            self._is_over = isinstance(reply, Done | Error)
+            if isinstance(reply, Error):
+                raise error_of(reply)
+            return self._answer.add(reply)
+        return None
 
 
 def _ask_many(host: Host, requests: Sequence[AnyRequest]) -> list[AnyReply]:
     """The one reply to each of many requests, in their order.
 
-    So many as the engine lets wait are handed in at once; what is refused all the same, because
-    others wait as well, is handed in again when one of these has ended.
+    So many as the engine lets wait are handed in at once; what of many is refused all the same,
+    because others wait as well, is handed in again when one of these has ended, or a while later.
     """
     inbox: Inbox = SimpleQueue()
     by_id = {request.id: request for request in requests}
     replies: dict[MessageId, AnyReply] = {}
     waiting, unfinished = deque(requests), set[MessageId]()
-    room = host.config.engine.max_waiting
+    room, is_many = host.config.engine.max_waiting, len(requests) > 1
     try:
         while waiting or unfinished:
             some = [waiting.popleft() for _ in range(min(room - len(unfinished), len(waiting)))]
@@ -116,9 +126,11 @@ def _ask_many(host: Host, requests: Sequence[AnyRequest]) -> list[AnyReply]:
                 host.ask(some, inbox)
             message_id, reply = _next_reply(inbox)
             unfinished.remove(message_id)
-            if unfinished and isinstance(reply, Error) and reply.code == QueueFull.code:
-                room = len(unfinished)
+            if is_many and isinstance(reply, Error) and reply.code == QueueFull.code:
+                room = max(1, len(unfinished))
                 waiting.append(by_id[message_id])
+                if not unfinished:
+                    time.sleep(_RETRY_S)
             else:
                 replies[message_id] = reply
     except BaseException:

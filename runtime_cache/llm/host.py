@@ -79,11 +79,11 @@ class Host:
         """
         for other in open_hosts():
             if other._is_closing:
-                other._thread.join()
+                other._join()
         host = cls(config)
-        _hosts.add(host)
-        host._thread.start()
         try:
+            _hosts.add(host)
+            host._thread.start()
             while not host._opened.done():  # in turns, see TURN_S
                 wait([host._opened], timeout=TURN_S)
             host._opened.result()
@@ -93,6 +93,8 @@ class Host:
             raise
         except BaseException:
             host.ask_to_close()
+            if host._thread.ident is None:  # interrupted before it was started
+                _hosts.discard(host)
             raise
         return host
 
@@ -111,15 +113,21 @@ class Host:
         Raises:
             Closed: nothing was handed in.
         """
+        self.check_owner()
+        with self._lock:
+            if self._is_closing:
+                raise Closed("this LLM is closed")
+            self._loop.call_soon_threadsafe(self._take, requests, inbox)
+
+    def check_owner(self) -> None:
+        """Raises:
+        Closed: this is another process than the one that opened it.
+        """
         if os.getpid() != self._pid:
             raise Closed(
                 f"this LLM belongs to process {self._pid}; after a fork, make a new one in the "
                 f"child, or start processes with the method `spawn`"
             )
-        with self._lock:
-            if self._is_closing:
-                raise Closed("this LLM is closed")
-            self._loop.call_soon_threadsafe(self._take, requests, inbox)
 
     def give_up(self, ids: Sequence[MessageId]) -> None:
         """Cancel what is unfinished of these; it is not answered any more. Never waits."""
@@ -144,10 +152,15 @@ class Host:
         """
         self.ask_to_close()
         if os.getpid() == self._pid:
-            self._thread.join()
+            self._join()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    def _join(self) -> None:
+        """Wait for the thread's end; it never ran if opening was interrupted early."""
+        if self._thread.ident is not None:
+            self._thread.join()
 
     # --- on the loop's thread ------------------------------------------------------------------
 

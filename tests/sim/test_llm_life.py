@@ -281,6 +281,35 @@ def test_a_stream_that_is_left_is_cancelled(bundle: Path, gate: Gate) -> None:
 # --- failures ----------------------------------------------------------------------------------
 
 
+def test_a_stream_that_another_thread_gives_up_ends(
+    bundle: Path, gate: Gate, elsewhere: Callable[..., Any]
+) -> None:
+    with opened_llm(bundle) as llm:
+        stream = llm.stream("a", ignore_eos=True)
+        reading = elsewhere(list, stream)
+        gate.reached.wait()
+        stream.cancel()
+        assert reading.result(timeout=60) == []
+        gate.may_go.set()
+        assert_idle(llm)
+
+
+@pytest.mark.usefixtures("sigint")
+def test_an_interrupt_while_the_thread_starts(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with fresh_device():
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                open_llm(bundle)
+        assert open_hosts() == []
+        open_llm(bundle).close()  # and the next one opens
+
+
 def test_what_cannot_be_opened_leaves_nothing(bundle: Path, tmp_path: Path) -> None:
     with fresh_device():
         with pytest.raises(BundleError):

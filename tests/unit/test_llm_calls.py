@@ -21,19 +21,20 @@ class FakeHost:
     Attributes:
         asked: the ids handed in, call by call.
         given_up: the ids that nobody waits for any more.
+        room: how many of one call are answered.
     """
 
     def __init__(self, room: int, max_waiting: int = 100) -> None:
         self.config = Config(engine=EngineConfig(max_waiting=max_waiting))
         self.asked: list[list[str]] = []
         self.given_up: list[str] = []
-        self._room = room
+        self.room = room
 
     def ask(self, requests: Sequence[AnyRequest], inbox: Inbox) -> None:
         self.asked.append([request.id for request in requests])
-        for request in requests[self._room :]:
+        for request in requests[self.room :]:
             inbox.put((request.id, refusal(request.id)))
-        for request in reversed(requests[: self._room]):
+        for request in reversed(requests[: self.room]):
             inbox.put((request.id, answer(request.id)))
 
     def give_up(self, ids: Sequence[MessageId]) -> None:
@@ -85,12 +86,25 @@ def test_what_is_refused_is_handed_in_again() -> None:
     assert fake.asked == [["0", "1", "2", "3", "4"], ["2"], ["3"], ["4"]]
 
 
-def test_a_refusal_while_nothing_of_ours_is_in_work_is_told() -> None:
-    fake = FakeHost(room=0)
-    found = answers(fake, 2)
-    assert [type(error) for error in found] == [QueueFull, QueueFull]
+def test_the_refusal_of_a_single_prompt_is_told() -> None:
+    assert [type(error) for error in answers(FakeHost(room=0), 1)] == [QueueFull]
     with pytest.raises(QueueFull, match="full"):
         calls.ask_one(cast("Host", FakeHost(room=0)), Generate(MessageId("1"), prompt="p"))
+
+
+def test_many_that_are_all_refused_come_again_when_others_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeHost(room=0)
+    waits: list[float] = []
+
+    def others_end(seconds: float) -> None:
+        waits.append(seconds)
+        fake.room = 2
+
+    monkeypatch.setattr("runtime_cache.llm.calls.time.sleep", others_end)
+    assert answers(fake, 3) == ["answer 0", "answer 1", "answer 2"]
+    assert len(waits) == 1
 
 
 def test_an_exception_while_waiting_gives_up_the_rest() -> None:
