@@ -1,8 +1,8 @@
 """The SoCs that ATC compiles for, and what this project has to know of each. Pure.
 
-Source: platform_config of CANN 8.1.RC1 for names and memory sizes (910B, 310P); the Atlas 200I DK A2
-page for the 310B4 board. A size that no source read here gives is None: boards carry what their maker
-put on them, and the table does not guess.
+Source: platform_config of CANN 8.1.RC1 for names and memory sizes (910B, 310P); the Atlas 200I DK
+A2 page for the 310B4 board. A size that no source read here gives is None: boards carry what their
+maker put on them, and the table does not guess.
 """
 
 from __future__ import annotations
