@@ -73,3 +73,16 @@ ACL_DTYPES: dict[int, tuple[int, int]] = {
     16: (27, 2),  # bfloat16
 }
 ONNX_INT32 = 6
+
+# ACL data type -> bytes per element as `aclDataTypeSize` gives them; 4-bit types count as 1.
+DTYPE_BYTES: dict[int, int] = dict(ACL_DTYPES.values()) | {
+    16: 8,  # complex64
+    17: 16,  # complex128
+    29: 1,  # int4
+    30: 1,  # uint1
+    33: 4,  # complex32
+    34: 1,  # hifloat8
+    35: 1,  # float8_e5m2
+    36: 1,  # float8_e4m3fn
+    37: 1,  # float8_e8m0
+}

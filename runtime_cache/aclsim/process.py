@@ -17,6 +17,7 @@ from runtime_cache.aclsim.handles import HandleTable
 from runtime_cache.aclsim.memory import DeviceMemory, HostMemory
 from runtime_cache.aclsim.models import LoadedModel
 from runtime_cache.aclsim.streams import Event, Stream
+from runtime_cache.aclsim.tensor_descs import TensorDesc
 
 _stream_numbers = itertools.count(1)
 
@@ -97,6 +98,9 @@ class Process:
         self.buffers: HandleTable[DataBuffer] = HandleTable("data buffer", codes.INVALID_PARAM)
         self.datasets: HandleTable[Dataset] = HandleTable("dataset", codes.INVALID_PARAM)
         self.descs: HandleTable[Desc] = HandleTable("model description", codes.INVALID_PARAM)
+        self.tensor_descs: HandleTable[TensorDesc] = HandleTable(
+            "tensor description", codes.INVALID_PARAM
+        )
         self.models: dict[int, LoadedModel] = {}
         self._model_ids = itertools.count(1)
 
