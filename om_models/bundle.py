@@ -129,7 +129,7 @@ def bundle_digest(weights_digest: str, spec: ModelSpec, kv: KvSpec) -> str:
     """
     identity = {
         "kv": [kv.dtype, kv.num_groups, kv.layers_per_group, kv.row_elements],
-        "model": msgspec.to_builtins(spec),
+        "model": spec.identity(),
         "version": 1,
         "weights": weights_digest,
     }

@@ -13,7 +13,7 @@ import numpy as np
 
 from om_models.gears import GearPlan, check_plan, coarse_plan, fine_plan, parse_gears
 from om_models.manifest import KvSpec, OmFile
-from om_models.spec import ModelSpec
+from om_models.spec import ModelSpec, check_context
 from runtime_cache.errors import ConversionError
 
 Target = Literal["ascend", "sim"]
@@ -127,17 +127,13 @@ def _gear_plan(spec: ModelSpec, options: ConvertOptions) -> GearPlan:
         plan = parse_gears(options.gears)
         _check_explicit_gears(plan, options)
     else:
-        context = options.context or min(spec.max_position, DEFAULT_CONTEXT)
+        context = options.context or min(spec.max_context, DEFAULT_CONTEXT)
         if context < 2:
             raise ConversionError("--context must be at least 2")
         max_batch = options.max_batch or DEFAULT_MAX_BATCH[options.target]
         make = fine_plan if options.target == "sim" else coarse_plan
         plan = make(context, max_batch)
-    if plan.max_model_len > spec.max_position:
-        raise ConversionError(
-            f"a context of {plan.max_model_len} tokens exceeds the model's {spec.max_position}"
-            " positions"
-        )
+    check_context(spec, plan.max_model_len)
     check_plan(plan, is_fused=options.layout == "fused")
     return plan
 
