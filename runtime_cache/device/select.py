@@ -11,11 +11,10 @@ import re
 from collections.abc import Mapping
 
 from runtime_cache.device.acl_api import AclModule
+from runtime_cache.device.acl_import import explain_import, explain_stranger, is_pyacl
 from runtime_cache.errors import ConfigError
 
 _DEVICE = re.compile(r"(sim|npu):(0|[1-9][0-9]{0,3})")
-
-_SET_ENV = "`source <toolkit>/set_env.sh` in the environment of this process sets it"
 
 
 def load_acl(
@@ -72,28 +71,10 @@ def _load_vendor() -> AclModule:
     try:
         import acl
     except ImportError as error:
-        raise ConfigError(f"pyACL cannot be imported: {_explain(error)}") from error
-    # The unrelated package `acl` of PyPI imports well and has none of this.
-    if not hasattr(acl, "init") or not hasattr(getattr(acl, "rt", None), "malloc"):
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
         raise ConfigError(
-            f"the module `acl` at {getattr(acl, '__file__', 'an unknown place')} is not pyACL:"
-            " uninstall that package; pyACL comes with CANN, not with pip"
-        )
+            f"pyACL cannot be imported: {explain_import(str(error), missing)}"
+        ) from error
+    if not is_pyacl(acl):
+        raise ConfigError(explain_stranger(getattr(acl, "__file__", None)))
     return acl
-
-
-def _explain(error: ImportError) -> str:
-    """What the operator has to do about a failed import.
-
-    Source: pyACL field reports; the texts are the dynamic loader's.
-    """
-    text = str(error)
-    if isinstance(error, ModuleNotFoundError) and error.name == "acl":
-        return f"PYTHONPATH does not lead to it, or CANN is not installed; {_SET_ENV}"
-    if "libascendcl" in text:
-        return f"{text}: LD_LIBRARY_PATH is not set; {_SET_ENV}"
-    if "undefined symbol" in text:
-        return f"{text}: pyACL and the CANN libraries are of different releases"
-    if "cannot open shared object file" in text:
-        return f"{text}: the NPU driver is not installed, or not mounted into this container"
-    return text

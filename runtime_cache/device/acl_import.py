@@ -1,0 +1,58 @@
+"""What an import of the vendor's module `acl` that went wrong means, in words. Pure.
+
+The driver says it at the start of the daemon, `rtcache-doctor` before that.
+
+Source: pyACL field reports; the texts are the dynamic loader's.
+"""
+
+from __future__ import annotations
+
+import re
+
+SET_ENV = "`source <toolkit>/set_env.sh` in the environment of this process sets it"
+
+_MISSING_LIBRARY = re.compile(r"(?:^|[\s/])([\w.+-]+\.so[\w.]*): cannot open shared object file")
+_OF_PYTHON = re.compile(r"undefined symbol: _?Py")
+
+
+def is_pyacl(module: object) -> bool:
+    """Whether it has what pyACL has; the unrelated package `acl` of PyPI imports well."""
+    return hasattr(module, "init") and hasattr(getattr(module, "rt", None), "malloc")
+
+
+def explain_stranger(file: str | None) -> str:
+    """What to do about a module `acl` that is not pyACL.
+
+    Args:
+        file: where it was found, if it says so.
+    """
+    return (
+        f"the module `acl` at {file or 'an unknown place'} is not pyACL:"
+        " uninstall that package; pyACL comes with CANN, not with pip"
+    )
+
+
+def explain_import(text: str, missing_module: str | None) -> str:
+    """What the operator has to do about a failed import.
+
+    Args:
+        text: of the ImportError.
+        missing_module: name of a ModuleNotFoundError.
+    """
+    if missing_module == "acl":
+        return f"PYTHONPATH does not lead to it, or CANN is not installed; {SET_ENV}"
+    if "libascendcl" in text:
+        return f"{text}: LD_LIBRARY_PATH is not set; {SET_ENV}"
+    if _OF_PYTHON.search(text):
+        return f"{text}: pyACL was built for another version of Python"
+    if "undefined symbol" in text:
+        return f"{text}: pyACL and the CANN libraries are of different releases"
+    if "cannot open shared object file" in text:
+        return f"{text}: the NPU driver is not installed, or not mounted into this container"
+    return text
+
+
+def missing_library(text: str) -> str | None:
+    """The shared library that the dynamic loader did not find, or None."""
+    match = _MISSING_LIBRARY.search(text)
+    return match[1] if match else None
