@@ -45,8 +45,20 @@ class DeviceConfig(msgspec.Struct, frozen=True):
     ] = ""
     step_timeout_ms: Annotated[
         int,
-        Meta(ge=1, description="A step that takes longer counts as a hung device (milliseconds)."),
+        Meta(
+            ge=1,
+            description="A step that takes longer counts as hung: no other is begun, and what "
+            "it used is not reused before it is over (milliseconds).",
+        ),
     ] = 120_000
+    hang_limit_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="A step that is not over after this gives the device up: the daemon "
+            "exits, to be started again (milliseconds).",
+        ),
+    ] = 300_000
     low_memory_mb: Annotated[
         float,
         Meta(
@@ -172,6 +184,14 @@ class EngineConfig(msgspec.Struct, frozen=True):
         PositiveInt | None,
         Meta(description="Deadline if the client sets none; empty: no deadline."),
     ] = None
+    on_failed_step: Annotated[
+        Literal["recompute", "fail"],
+        Meta(
+            description='What becomes of the requests of a step that failed on the device. '
+            '"recompute": each is computed again once, and its answer goes on where it was. '
+            '"fail": they are told to retry.'
+        ),
+    ] = "recompute"
     max_overtakes: Annotated[
         int,
         Meta(
@@ -185,7 +205,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
 class SimConfig(msgspec.Struct, frozen=True):
     """The software device (device = "sim:0" only)."""
 
-    memory: Annotated[str, Meta(description='Device memory, such as "8GiB".')] = "8GiB"
+    memory: Annotated[
+        str, Meta(description='Device memory, such as "8GiB"; empty: what the SoC has.')
+    ] = ""
     soc: Annotated[
         str, Meta(description="SoC to stand for; empty: the one the bundle was made for.")
     ] = ""
@@ -260,7 +282,8 @@ def conflicts(config: Config) -> list[str]:
     """Faults that only several fields together, or a value's own grammar, can show."""
     faults = []
     try:
-        parse_bytes(config.sim.memory)
+        if config.sim.memory:
+            parse_bytes(config.sim.memory)
     except ConfigError as error:
         faults.append(f"sim.memory: {error}")
     ipc, cache = config.ipc, config.cache
@@ -272,6 +295,12 @@ def conflicts(config: Config) -> list[str]:
         faults.append(
             f"cache.high_watermark_mb: {cache.high_watermark_mb} is below cache.low_watermark_mb, "
             f"{cache.low_watermark_mb}"
+        )
+    device = config.device
+    if device.hang_limit_ms < device.step_timeout_ms:
+        faults.append(
+            f"device.hang_limit_ms: {device.hang_limit_ms} is below device.step_timeout_ms, "
+            f"{device.step_timeout_ms}"
         )
     return faults + _tenant_conflicts(config)
 

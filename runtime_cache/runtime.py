@@ -28,9 +28,16 @@ from runtime_cache.engine.executor import Executor
 from runtime_cache.engine.gears import GearTable
 from runtime_cache.engine.limits import EngineLimits
 from runtime_cache.engine.loop import EngineLoop, Samples
+from runtime_cache.engine.recovery import Recovery
 from runtime_cache.engine.sampler import sample_rows
 from runtime_cache.engine.state import EngineState
-from runtime_cache.errors import BundleError, ConfigError, InternalError, OutOfDeviceMemory
+from runtime_cache.errors import (
+    BundleError,
+    ConfigError,
+    DeviceLost,
+    InternalError,
+    OutOfDeviceMemory,
+)
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
 from runtime_cache.shares import policy_for, share_out
 
@@ -53,6 +60,7 @@ class Runtime:
         caches: the prefix cache of each tenant, the default tenant first; changed by the engine
             only.
         engine: the running engine.
+        recovery: how the device is after steps that failed.
         memory: free device memory, as last seen.
     """
 
@@ -67,6 +75,10 @@ class Runtime:
         self.executor: Executor
         self.caches: Mapping[TenantName, CacheManager] = {}
         self.engine: EngineLoop
+        device = config.device
+        self.recovery = Recovery(
+            self._recover, hang_limit_ms=device.hang_limit_ms - device.step_timeout_ms
+        )
         self.memory = MemoryWatch(self._read_memory, int(config.device.low_memory_mb * _MIB))
         self._watching: asyncio.Task[None] | None = None
         self._device: AclDevice | None = None
@@ -143,6 +155,9 @@ class Runtime:
         """
         return self._thread.start(self.executor.read, first_slot, num_tokens)
 
+    async def _recover(self, timeout_ms: int) -> None:
+        await self._thread.run(self.executor.recover, timeout_ms)
+
     def _run_and_sample(self, batch: StepBatch) -> Samples:
         logits = self.executor.run(batch)
         states = [row.sampler for row in batch.rows if row.sampler is not None]
@@ -176,7 +191,7 @@ class Runtime:
         if self._device is None:
             return
         try:
-            self.executor.close()
+            self.executor.close(timeout_ms=1 if self.recovery.is_given_up else None)
         finally:
             # Destroying a stream waits for its work, and holds the interpreter while it does.
             if not self.executor.is_in_flight:
@@ -189,7 +204,18 @@ class Runtime:
         """
         if self._device is None:
             raise InternalError("the device is not open")
-        return await self._thread.run(self._device.memory_info)
+        try:
+            return await self._thread.run(self._device.memory_info)
+        except DeviceLost:
+            await self._confirm_loss()
+            raise
+
+    async def _confirm_loss(self) -> None:
+        """An idle device seems lost: if it does not work when asked, nobody need wait for it."""
+        try:
+            await self._recover(1)
+        except DeviceLost as error:
+            self.engine.lose_device(error)
 
     def _make_engine(self) -> None:
         config = self.config
@@ -203,9 +229,10 @@ class Runtime:
                 max_running=config.engine.max_running,
                 max_overtakes=config.engine.max_overtakes,
                 is_deterministic=config.cache.deterministic,
+                on_failed_step=config.engine.on_failed_step,
             ),
         )
-        self.engine = EngineLoop(state, self.run_step)
+        self.engine = EngineLoop(state, self.run_step, recovery=self.recovery)
 
     def _make_caches(self) -> Mapping[TenantName, CacheManager]:
         config, layout = self.config.cache, self.layout
@@ -299,11 +326,8 @@ def _sim_options(config: Config, manifest: Manifest) -> Mapping[str, int | str |
     if not config.device.device.startswith("sim:"):
         return {}
     sim = config.sim
-    return {
-        "memory_bytes": parse_bytes(sim.memory),
-        "soc_name": sim.soc or manifest.soc_version,
-        "threads": sim.threads or 0,
-    }
+    memory = {"memory_bytes": parse_bytes(sim.memory)} if sim.memory else {}
+    return {"soc_name": sim.soc or manifest.soc_version, "threads": sim.threads or 0, **memory}
 
 
 def _num_blocks(cache: CacheConfig, layout: KvLayout) -> int:

@@ -18,7 +18,7 @@ def init(config_path: str = "") -> None:
     process.num_inits += 1
     if process.num_inits > 1:
         raise AclFailure(codes.REPEAT_INITIALIZE, "acl.init was called before")
-    process.config = settings.current()
+    process.start(settings.current())
 
 
 @acl_function("")

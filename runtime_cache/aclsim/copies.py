@@ -42,7 +42,7 @@ def direction(dst: int, dst_max: int, src: int, count: int, kind: int) -> str:
         raise AclFailure(codes.RT_PARAM_INVALID, f"count {count} is 0 or above dst_max {dst_max}")
     actual = _side(src) + "2" + _side(dst)
     wanted = _SIDES.get(kind, actual)
-    if this_process().config.run_mode == _RUN_MODE_DEVICE:
+    if this_process().config.mode == _RUN_MODE_DEVICE:
         return wanted  # one memory for both: all addresses are good for either side
     if actual != wanted:
         raise AclFailure(

@@ -9,11 +9,13 @@ import itertools
 import threading
 from dataclasses import dataclass, field
 
-from runtime_cache.aclsim import codes, settings
+from runtime_cache.aclsim import codes, faults, settings
 from runtime_cache.aclsim.datasets import DataBuffer, Dataset
 from runtime_cache.aclsim.descs import Desc
 from runtime_cache.aclsim.failure import AclFailure, recent_messages
+from runtime_cache.aclsim.fault_script import read_script
 from runtime_cache.aclsim.handles import HandleTable
+from runtime_cache.aclsim.ledger import ledger
 from runtime_cache.aclsim.memory import DeviceMemory, HostMemory
 from runtime_cache.aclsim.models import LoadedModel
 from runtime_cache.aclsim.streams import Event, Stream
@@ -28,12 +30,14 @@ class Context:
 
     Attributes:
         is_alive: not destroyed and its device not reset.
+        stopped: the failure after which it takes no work, if a stream of it stops on failure.
         streams: the program's own streams, by handle.
     """
 
     device: Device
     handle: int = 0
     is_alive: bool = True
+    stopped: AclFailure | None = None
     streams: dict[int, Stream] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -42,11 +46,26 @@ class Context:
     def new_stream(self) -> Stream:
         """A stream with its thread running; not entered anywhere."""
         name = f"aclsim-stream-{next(_stream_numbers)}"
-        return Stream(name, self.device.note_failure, self.device.lost_failure)
+        device = self.device
+        stream = Stream(name, device.note_failure, device.lost_failure, self._stop)
+        if self.stopped is not None:
+            stream.stop(self.stopped)
+        return stream
+
+    def _stop(self, failure: AclFailure) -> None:
+        """No stream takes or does work any more."""
+        self.stopped = failure
+        for stream in self.all_streams():
+            stream.stop(failure)
 
     def all_streams(self) -> list[Stream]:
         """The default stream and the program's own."""
         return [self.default_stream, *self.streams.values()]
+
+    def let_go(self) -> None:
+        """Ends scripted hangs."""
+        for stream in self.all_streams():
+            stream.let_go()
 
     def close(self) -> None:
         """Waits for all work and ends the threads."""
@@ -65,7 +84,7 @@ class Device:
 
     def __init__(self, device_id: int, config: settings.SimSettings, host: HostMemory) -> None:
         self.device_id = device_id
-        self.memory = DeviceMemory(device_id, config.memory_bytes, host)
+        self.memory = DeviceMemory(device_id, config.capacity_bytes, host)
         self.memory.charge(config.initial_use_bytes)
         self.lost_code = 0
         self.num_users = 0
@@ -103,6 +122,13 @@ class Process:
         )
         self.models: dict[int, LoadedModel] = {}
         self._model_ids = itertools.count(1)
+
+    def start(self, config: settings.SimSettings) -> None:
+        """Fixes the settings: the first `acl.init`."""
+        self.config = config
+        ledger.gil_limit_s = config.gil_limit_ms / 1000
+        ledger.is_warning = config.misuse == "warn"
+        faults.script.load(read_script(config.faults) if config.faults else [])
 
     def require_init(self) -> None:
         """Raises 100001 unless `acl.init` was called."""
@@ -209,9 +235,12 @@ def note_failure(failure: AclFailure) -> None:
 def power_cycle() -> None:
     """Forgets everything: threads joined, memory unmapped, settings read again at init.
 
-    Streams must be able to finish: release every gate and event first.
+    Scripted hangs end. Streams must be able to finish: release every gate and event first.
     """
     global _process
+    faults.clear()
+    for context in _process.contexts.objects():
+        context.let_go()
     for context in _process.contexts.objects():
         context.close()
     for device in _process.devices.values():

@@ -92,7 +92,7 @@ def query_device_status(device_id: int) -> int:
 @acl_function("", failed=(0,))
 def get_run_mode() -> int:
     """1 when the program runs on a host beside the device, 0 when on the device itself."""
-    return this_process().config.run_mode
+    return this_process().config.mode
 
 
 @acl_function("i", failed=(0,))

@@ -1,14 +1,17 @@
 """Streams and events: work that happens later, in order, on a thread of its own.
 
 Nothing submitted takes effect before its turn. Failures of queued work stay with the stream until
-somebody synchronises, and later work goes on ("continue on failure", the default of cards).
+somebody synchronises; then later work goes on ("continue on failure", the default of cards), or
+nothing does any more ("stop on failure").
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from runtime_cache.aclsim import faults
@@ -17,18 +20,83 @@ from runtime_cache.aclsim.codes import (
     RT_EVENT_SYNC_TIMEOUT,
     RT_INTERNAL_ERROR,
     RT_PARAM_INVALID,
+    RT_STREAM_ABORT,
     RT_STREAM_CONTEXT,
     RT_STREAM_SYNC_TIMEOUT,
 )
 from runtime_cache.aclsim.failure import AclFailure
-from runtime_cache.aclsim.ledger import ledger
+from runtime_cache.aclsim.ledger import STOPPED, ledger
 
 Work = Callable[[], None]
-_FENCE = ""
+#: Memory that work uses: (address, bytes) of each range.
+Ranges = tuple[tuple[int, int], ...]
 
 
 def _nothing() -> None:
     """Work of no effect."""
+
+
+def _forget(failure: AclFailure) -> None:
+    """For streams whose failures nobody else has to know."""
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """Queued work.
+
+    Attributes:
+        function: the pyACL call it came from.
+        reads, writes: memory it uses at its turn.
+        fault: scripted for it.
+        released: ends the waiting that the fault scripts.
+        is_dropped: aborted; it has its turn and does nothing.
+    """
+
+    function: str
+    work: Work
+    on_done: Work
+    reads: Ranges
+    writes: Ranges
+    fault: faults.Fault | None
+    released: threading.Event | None
+    is_dropped: bool = False
+
+    @property
+    def scripted(self) -> AclFailure | None:
+        """The failure that a script has for it."""
+        return None if self.fault is None else self.fault.failure
+
+    def hang(self) -> None:
+        """Stands still as long as a scripted fault says, or until somebody lets go."""
+        if self.fault is not None and self.released is not None:
+            self.released.wait(self.fault.wait_ms / 1000)
+
+    def let_go(self) -> None:
+        """Ends a scripted hang, or keeps it from beginning."""
+        if self.released is not None:
+            self.released.set()
+
+    def uses(self, address: int, count_bytes: int, ranges: Ranges) -> bool:
+        """Whether one of its `ranges` overlaps a range."""
+        end = address + count_bytes
+        return any(start < end and address < start + size for start, size in ranges)
+
+
+class Fence:
+    """A place in a queue: open once all that was queued before it has happened."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.is_aborted = False
+
+    def acquire(self, timeout: float = -1) -> bool:
+        """Blocks, without the GIL, until the place is reached; False on expiry (seconds)."""
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        """Opens it. Called once."""
+        self._lock.release()
 
 
 class Stream:
@@ -37,7 +105,8 @@ class Stream:
     Args:
         name: for the thread list.
         on_failure: told of every failure, on the stream's thread, before it is kept.
-        lost: returns the failure that took the device away, or None; lost devices do no work.
+        lost: returns the failure that took device or context away, or None; no work is done then.
+        on_stop: told of a failure after which the context takes no work ("stop on failure").
     """
 
     def __init__(
@@ -45,52 +114,74 @@ class Stream:
         name: str,
         on_failure: Callable[[AclFailure], None],
         lost: Callable[[], AclFailure | None],
+        on_stop: Callable[[AclFailure], None] = _forget,
     ) -> None:
         self._on_failure = on_failure
+        self._on_stop = on_stop
         self._lost = lost
-        self._queue: SimpleQueue[tuple[str, Work, Work] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Task | Fence | None] = SimpleQueue()
+        self._pending: deque[Task] = deque()
+        self._fences: deque[Fence] = deque()
         self._submit_lock = threading.Lock()
-        self._submitted = 0
-        self._completed = 0
         self._is_closed = False
+        self._stops_on_failure: bool | None = None
         self._failure: AclFailure | None = None
+        self._stopped: AclFailure | None = None
         self._thread = threading.Thread(target=self._work_off, name=name, daemon=True)
         self._thread.start()
 
     @property
     def is_idle(self) -> bool:
         """Whether everything submitted has happened."""
-        return self._completed == self._submitted
+        return not self._pending
 
-    def submit(self, function: str, work: Work, on_done: Work = _nothing) -> None:
+    def pending(self) -> tuple[Task, ...]:
+        """What was queued and has not happened, in order; the first may be running."""
+        return tuple(self._pending)
+
+    def submit(
+        self,
+        function: str,
+        work: Work,
+        on_done: Work = _nothing,
+        *,
+        reads: Ranges = (),
+        writes: Ranges = (),
+    ) -> None:
         """Queues work for its turn.
 
         Args:
             function: the pyACL call it came from.
             work: what happens at its turn, unless the device is lost or a failure is scripted.
             on_done: called after the turn in any case; must not fail.
+            reads, writes: (address, bytes) of memory it uses, for the report of misuse.
+
+        Raises:
+            AclFailure: 107003 if the stream was destroyed meanwhile; the first failure of a context
+                that stopped.
+        """
+        fault = faults.script.find(function, "run")
+        with self._submit_lock:
+            self._require_open()
+            if self._stopped is not None:
+                raise self._stopped
+            released = None if fault is None else threading.Event()
+            task = Task(function, work, on_done, reads, writes, fault, released)
+            self._pending.append(task)
+            self._queue.put(task)
+
+    def fence(self) -> Fence:
+        """Returns a fence that opens once all that was queued so far has happened.
 
         Raises:
             AclFailure: 107003 if the stream was destroyed meanwhile.
         """
-        scripted = faults.script.strike(function, "run")
+        fence = Fence()
         with self._submit_lock:
             self._require_open()
-            self._submitted += 1
-            self._queue.put((function, work if scripted is None else _raising(scripted), on_done))
-
-    def fence(self) -> threading.Lock:
-        """Returns a held lock that is released once all that was queued so far has happened.
-
-        Raises:
-            AclFailure: 107003 if the stream was destroyed meanwhile.
-        """
-        lock = threading.Lock()
-        lock.acquire()
-        with self._submit_lock:
-            self._require_open()
-            self._queue.put((_FENCE, lock.release, _nothing))
-        return lock
+            self._fences.append(fence)
+            self._queue.put(fence)
+        return fence
 
     def _require_open(self) -> None:
         """Nothing may follow the end of the queue: it would never have its turn."""
@@ -102,59 +193,106 @@ class Stream:
 
         Raises:
             AclFailure: the first failure since the last synchronise; 507046 on expiry, in which
-                case the work goes on.
+                case the work goes on; 107023 if the stream was aborted meanwhile.
         """
-        if not self.is_idle and not self.fence().acquire(timeout=timeout_s):
-            raise AclFailure(RT_STREAM_SYNC_TIMEOUT, "stream synchronise expired; work goes on")
+        if self._pending:
+            fence = self.fence()
+            if not fence.acquire(timeout_s):
+                raise AclFailure(RT_STREAM_SYNC_TIMEOUT, "stream synchronise expired; work goes on")
+            if fence.is_aborted:
+                raise AclFailure(RT_STREAM_ABORT, "the stream was aborted")
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raises and forgets the first failure since the last synchronise, if there is one."""
-        failure, self._failure = self._failure, None
+        """Raises and forgets the first failure since the last synchronise, if there is one.
+
+        A context that stopped has its failure for ever.
+        """
+        failure, self._failure = self._failure or self._stopped, None
         if failure is not None:
             raise AclFailure(failure.code, failure.sentence)
 
-    def close(self) -> None:
-        """Waits for the queued work and ends the thread."""
+    def set_failure_mode(self, mode: int) -> None:
+        """What happens after a failure: 0 later work goes on, 1 the whole context stops.
+
+        Raises:
+            AclFailure: 107000 for another mode, or if it was set before.
+        """
+        if mode not in (0, 1) or self._stops_on_failure is not None:
+            raise AclFailure(RT_PARAM_INVALID, f"failure mode {mode}: 0 or 1, once for a stream")
+        self._stops_on_failure = mode == 1
+
+    def stop(self, failure: AclFailure) -> None:
+        """Takes and does no more work: a stream of its context failed that stops on failure."""
+        if self._stopped is None:
+            self._stopped = AclFailure(failure.code, f"{STOPPED}: {failure.sentence}")
+
+    def abort(self) -> None:
+        """Drops what is queued, ends a scripted hang, wakes who waits (107023).
+
+        Work that runs already is not undone and may go on for a while.
+        """
+        with self._submit_lock:
+            for task in self._pending:
+                task.is_dropped = True
+                task.let_go()
+            for fence in self._fences:
+                fence.is_aborted = True
+                fence.release()
+            self._fences.clear()
+
+    def let_go(self) -> None:
+        """Ends the scripted hangs of all that is queued."""
+        for task in self.pending():
+            task.let_go()
+
+    def close(self, *, waits: bool = True) -> None:
+        """Ends the thread once the queue is empty; waits for that, or drops what is queued."""
+        if not waits:
+            self.abort()
         with self._submit_lock:
             self._is_closed = True
             self._queue.put(None)
-        self._thread.join()
+        if waits:
+            self._thread.join()
 
     def _work_off(self) -> None:
         while (item := self._queue.get()) is not None:
-            function, work, on_done = item
-            if function is _FENCE:
-                work()
+            if isinstance(item, Fence):
+                self._open(item)
                 continue
-            self._do(function, work)
-            on_done()
-            self._completed += 1
+            self._do(item)
+            item.on_done()
+            self._pending.popleft()
 
-    def _do(self, function: str, work: Work) -> None:
+    def _open(self, fence: Fence) -> None:
+        with self._submit_lock:
+            if not fence.is_aborted:
+                self._fences.popleft()
+                fence.release()
+
+    def _do(self, task: Task) -> None:
         """One piece of work. Whatever goes wrong is kept for synchronise."""
         try:
-            lost = self._lost()
-            if lost is not None:
-                raise lost
-            work()
+            task.hang()
+            if task.is_dropped:
+                return
+            refusal = self._stopped or self._lost() or task.scripted
+            if refusal is not None:
+                raise refusal
+            task.work()
         except AclFailure as failure:
-            self._keep(function, failure)
+            self._keep(task.function, failure)
         except Exception as error:  # A bug of the simulation must not leave waiters hanging.
-            self._keep(function, AclFailure(RT_INTERNAL_ERROR, f"simulation bug: {error!r}"))
+            self._keep(task.function, AclFailure(RT_INTERNAL_ERROR, f"simulation bug: {error!r}"))
 
     def _keep(self, function: str, failure: AclFailure) -> None:
         ledger.note_failure(f"queued {function}", failure.code, failure.sentence)
         self._on_failure(failure)
         if self._failure is None:
             self._failure = AclFailure(failure.code, f"{function}: {failure.sentence}")
-
-
-def _raising(failure: AclFailure) -> Work:
-    def work() -> None:
-        raise failure
-
-    return work
+        if self._stops_on_failure and self._stopped is None:
+            self._on_stop(failure)
 
 
 class Mark:

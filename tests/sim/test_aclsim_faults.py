@@ -100,7 +100,10 @@ def test_mistyped_functions_are_refused(function: str, when: faults.When) -> Non
         faults.inject(function, code=1, when=when)
 
 
-@pytest.mark.parametrize(("call", "code"), [(0, 1), (1, 0)])
-def test_impossible_scripts_are_refused(call: int, code: int) -> None:
-    with pytest.raises(ValueError, match="counts from 1"):
+@pytest.mark.parametrize(
+    ("call", "code", "sentence"),
+    [(0, 1, "counts from 1"), (-1, 1, "count from 1"), (1, 0, "0 is success"), (1, -1, "a code")],
+)
+def test_impossible_scripts_are_refused(call: int, code: int, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
         faults.inject("acl.rt.malloc", call=call, code=code)
