@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from om_models.families import KNOWN_ARCHITECTURES, Family, family_of_config
 from om_models.spec import ModelSpec, RopeScaling
 from runtime_cache.errors import ConversionError
 
-#: Architectures whose weights and arithmetic are exactly those of the graph.
-KNOWN_ARCHITECTURES = ("LlamaForCausalLM",)
 DEFAULT_ROPE_THETA = 10000.0
 
 
@@ -44,11 +43,14 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     Raises:
         ConversionError: as `read_spec`, without the path.
     """
+    family = _family(config)
     _check_arithmetic(config)
     hidden_size, num_heads = (
         _integer(config, "hidden_size"),
         _integer(config, "num_attention_heads"),
     )
+    # Other families' classes have defaults of their own for it, so there it has to be said.
+    kv_heads_default = num_heads if family.name == "llama" else None
     max_position = _integer(config, "max_position_embeddings")
     rope = _rope_fields(config)
     spec = ModelSpec(
@@ -57,20 +59,24 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         intermediate_size=_integer(config, "intermediate_size"),
         num_layers=_integer(config, "num_hidden_layers"),
         num_heads=num_heads,
-        num_kv_heads=_integer(config, "num_key_value_heads", default=num_heads),
-        head_dim=_integer(config, "head_dim", default=hidden_size // num_heads),
+        num_kv_heads=_integer(config, "num_key_value_heads", default=kv_heads_default),
+        head_dim=_integer(config, "head_dim", default=family.head_dim or hidden_size // num_heads),
         rms_eps=_number(config, "rms_norm_eps", default=1e-6),
         rope_theta=_rope_theta(config, rope),
         max_position=max_position,
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         rope_scaling=_scaling(rope, max_position),
+        family=family.name,
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        sliding_window=_sliding_window(config, family),
     )
     check_spec(spec)
     return spec
 
 
 def check_spec(spec: ModelSpec) -> None:
-    """Refuse numbers that do not make a Llama, whatever file they stood in.
+    """Refuse numbers that do not make a model, whatever file they stood in.
 
     Raises:
         ConversionError: heads do not divide, the head size is odd, or a constant is out of range.
@@ -97,15 +103,20 @@ def _check_positive(numbers: ModelSpec | RopeScaling, *names: str) -> None:
             raise ConversionError(f"{name} is {value}, expected a finite number above 0")
 
 
-def _check_arithmetic(config: Mapping[str, Any]) -> None:
+def _family(config: Mapping[str, Any]) -> Family:
     architectures = config.get("architectures") or [config.get("model_type")]
     if not isinstance(architectures, list):
         raise ConversionError(f"architectures is {architectures!r}, expected a list")
-    if any(name not in (*KNOWN_ARCHITECTURES, "llama") for name in architectures):
+    found = [family_of_config(name) for name in architectures]
+    if found[0] is None or any(family is not found[0] for family in found):
         raise ConversionError(
             f"architecture {', '.join(map(str, architectures))} is not known;"
             f" known: {', '.join(KNOWN_ARCHITECTURES)}"
         )
+    return found[0]
+
+
+def _check_arithmetic(config: Mapping[str, Any]) -> None:
     if (activation := config.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConversionError(f"hidden_act {activation!r} is not known; known: silu")
     for name in ("attention_bias", "mlp_bias"):
@@ -113,6 +124,29 @@ def _check_arithmetic(config: Mapping[str, Any]) -> None:
             raise ConversionError(f"{name} is set; projections with biases are not supported")
     if config.get("quantization_config"):
         raise ConversionError("quantised Hugging Face checkpoints are not supported; use a GGUF")
+
+
+def _sliding_window(config: Mapping[str, Any], family: Family) -> int | None:
+    """Tokens that each token attends to, if the layers do not all attend to everything.
+
+    Where some layers have a window and others none (`layer_types` of newer files,
+    `max_window_layers` of older ones), the model is taken to have one.
+    """
+    if family.window_flag is None:
+        return None
+    types = config.get("layer_types")
+    if types is not None:
+        _check_layer_types(types)
+        slides = "sliding_attention" in types
+    else:
+        slides = bool(config.get(family.window_flag))
+    return _integer(config, "sliding_window") if slides else None
+
+
+def _check_layer_types(types: object) -> None:
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(types, list) or any(kind not in known for kind in types):
+        raise ConversionError(f"layer_types is {types!r}; known in it: {', '.join(known)}")
 
 
 def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:

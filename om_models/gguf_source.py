@@ -1,7 +1,8 @@
 """Weights from a GGUF file of llama.cpp, dequantised tensor by tensor.
 
-Two things differ from Hugging Face and are undone here: q and k rows are stored for interleaved
-rotary pairs, and Llama 3 rope scaling is stored as divisors instead of parameters.
+Two things differ from Hugging Face and are undone here: Llama's q and k rows are stored for
+interleaved rotary pairs, and Llama 3 rope scaling is stored as divisors instead of parameters.
+A Mistral is written as a Llama and read as one.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import msgspec
 import numpy as np
 
 from om_models.config_json import DEFAULT_ROPE_THETA, check_spec
+from om_models.families import KNOWN_GGUF_ARCHITECTURES, Family, family_of_gguf
 from om_models.rope import inverse_frequencies, scaling_divisors
 from om_models.spec import ModelSpec, RopeScaling
 from om_models.weights import EMBEDDING, FINAL_NORM, LM_HEAD, Array, layer_name
 from runtime_cache.errors import ConversionError
 
-KNOWN_ARCHITECTURES = ("llama",)
 ROPE_DIVISORS = "rope_freqs.weight"
 
 _TOP_NAMES = {
@@ -33,6 +34,8 @@ _LAYER_PARTS = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -45,7 +48,8 @@ class GgufSource:
     """A GGUF file, memory-mapped.
 
     Raises (from the constructor):
-        ConversionError: not a GGUF, truncated, not a Llama, or metadata the graph cannot honour.
+        ConversionError: not a GGUF, truncated, of an unknown family, or metadata the graph cannot
+            honour.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +58,8 @@ class GgufSource:
         self._reader = open_gguf(path)
         self._tensors = {_canonical_name(t.name): t for t in self._reader.tensors}
         try:
-            self.spec = self._read_spec()
+            self._family = self._read_family()
+            self.spec = self._read_spec(self._family)
         except ConversionError as error:
             raise ConversionError(f"{path}: {error.message}") from error
 
@@ -74,14 +79,15 @@ class GgufSource:
             tensor = _dequantise(self._tensors[name])
         except ConversionError as error:
             raise ConversionError(f"{self._path}: {error.message}") from error
+        if not self._family.permutes_in_gguf:
+            return tensor
         if name.endswith("self_attn.q_proj.weight"):
             return interleaved_to_halves(tensor, self.spec.num_heads)
         if name.endswith("self_attn.k_proj.weight"):
             return interleaved_to_halves(tensor, self.spec.num_kv_heads)
         return tensor
 
-    def _read_spec(self) -> ModelSpec:
-        self._check_kind()
+    def _read_spec(self, family: Family) -> ModelSpec:
         hidden_size, num_heads = self._size("embedding_length"), self._size("attention.head_count")
         spec = ModelSpec(
             vocab_size=self._vocab_size(),
@@ -95,6 +101,10 @@ class GgufSource:
             rope_theta=self._number("rope.freq_base", DEFAULT_ROPE_THETA),
             max_position=self._size("context_length"),
             tie_embeddings=LM_HEAD not in self._tensors,
+            family=family.name,
+            qkv_bias=family.qkv_bias,
+            qk_norm=family.qk_norm,
+            sliding_window=self._window(),
         )
         self._check_heads(spec)
         check_spec(spec)
@@ -102,7 +112,7 @@ class GgufSource:
         check_spec(scaled)
         return scaled
 
-    def _check_kind(self) -> None:
+    def _read_family(self) -> Family:
         num_parts = self._field("split.count", 0)
         if num_parts not in (0, 1):  # 0 is what llama.cpp's own merging leaves
             raise ConversionError(
@@ -110,19 +120,21 @@ class GgufSource:
                 " llama-gguf-split --merge FIRST-PART MERGED.gguf"
             )
         architecture = self._field("general.architecture", None)
-        if architecture not in KNOWN_ARCHITECTURES:
+        family = family_of_gguf(architecture)
+        if family is None:
             raise ConversionError(
                 f"architecture {architecture!r} is not known;"
-                f" known: {', '.join(KNOWN_ARCHITECTURES)}"
+                f" known: {', '.join(KNOWN_GGUF_ARCHITECTURES)}"
             )
-        if self._field("llama.expert_count", 0):
+        if self._field(f"{family.gguf}.expert_count", 0):
             raise ConversionError("mixture-of-experts models are not supported")
+        return family
 
     def _check_heads(self, spec: ModelSpec) -> None:
         for name in ("attention.value_length", "rope.dimension_count"):
             if (size := self._size(name, spec.head_dim)) != spec.head_dim:
                 raise ConversionError(
-                    f"llama.{name} is {size}, but heads have {spec.head_dim} elements"
+                    f"{self._key(name)} is {size}, but heads have {spec.head_dim} elements"
                 )
 
     def _scaling(self, spec: ModelSpec) -> RopeScaling | None:
@@ -136,7 +148,7 @@ class GgufSource:
 
     def _linear_scaling(self) -> RopeScaling | None:
         """What llama.cpp's loader makes of the metadata: a factor without a type is linear."""
-        kind = self._field("llama.rope.scaling.type", "linear")
+        kind = self._field(self._key("rope.scaling.type"), "linear")
         if kind == "none":
             return None
         if kind != "linear":
@@ -145,23 +157,32 @@ class GgufSource:
         factor = self._number("rope.scaling.factor", older)
         return None if factor in (0, 1) else RopeScaling(kind="linear", factor=factor)
 
+    def _window(self) -> int | None:
+        """llama.cpp writes 0, or nothing, where tokens attend to all before them."""
+        name = "attention.sliding_window"
+        return self._size(name) if self._field(self._key(name), 0) != 0 else None
+
     def _vocab_size(self) -> int:
         if EMBEDDING not in self._tensors:
             raise ConversionError("there is no tensor token_embd.weight")
         return int(self._tensors[EMBEDDING].shape[-1])
 
     def _size(self, name: str, default: int | None = None) -> int:
-        value = self._field(f"llama.{name}", default)
+        value = self._field(self._key(name), default)
         if not isinstance(value, int) or value < 1:
-            raise ConversionError(f"llama.{name} is {value!r}, expected one number above 0")
+            raise ConversionError(f"{self._key(name)} is {value!r}, expected one number above 0")
         return value
 
     def _number(self, name: str, default: float) -> float:
-        value = self._field(f"llama.{name}", default)
+        value = self._field(self._key(name), default)
         if not isinstance(value, int | float):
-            raise ConversionError(f"llama.{name} is {value!r}, expected one number")
+            raise ConversionError(f"{self._key(name)} is {value!r}, expected one number")
         # GGUF stores float32; its shortest decimal is the number that stood in config.json.
         return float(str(np.float32(value)))
+
+    def _key(self, name: str) -> str:
+        """Metadata of the model is named after its architecture."""
+        return f"{self._family.gguf}.{name}"
 
     def _field(self, name: str, default: Any) -> Any:
         field = self._reader.get_field(name)
@@ -229,10 +250,10 @@ def llama3_scaling(spec: ModelSpec, divisors: Array) -> RopeScaling | None:
 def _canonical_name(name: str) -> str:
     if name in _TOP_NAMES:
         return _TOP_NAMES[name]
-    pieces = name.split(".")
-    if len(pieces) == 4 and pieces[0] == "blk" and pieces[1].isdigit() and pieces[3] == "weight":
-        part = _LAYER_PARTS.get(pieces[2])
-        return layer_name(int(pieces[1]), part) if part else name
+    match name.split("."):
+        case ["blk", number, part, ("weight" | "bias") as kind] if number.isdigit():
+            known = _LAYER_PARTS.get(part)
+            return layer_name(int(number), known, kind) if known else name
     return name
 
 

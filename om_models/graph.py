@@ -1,4 +1,4 @@
-"""Llama as a portable ONNX graph with a paged KV pool as input.
+"""The model as a portable ONNX graph with a paged KV pool as input.
 
 Its inputs and outputs are the contract in `docs/design.md`.
 
@@ -7,6 +7,10 @@ only; `docs/kernels.md` says which Ascend kernel each becomes. Shapes in comment
 tokens, P past slots, T = P + S, H query heads, G key-value heads, D head size.
 
 The graph never writes the pool: it returns the new KV, which the host appends.
+
+A float16 graph computes in float32 what float16 cannot hold or add up: the residual stream, norms,
+softmax. Nodes of these islands have the island in their names; `docs/kernels.md` says what each
+protects from, `tests/unit/test_half_graph.py` that none can be left out.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from om_models.weights import EMBEDDING, FINAL_NORM, LM_HEAD, Array, WeightSourc
 from runtime_cache.errors import ConversionError
 
 Progress = Callable[[int, int], None]
+_OUTPUT, _MLP_NORM = "self_attn.o_proj", "post_attention_layernorm"
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class GraphOptions:
     """What of the graph the model does not fix.
 
     Attributes:
-        dtype: of weights and arithmetic outside norms and softmax, which are float32.
+        dtype: of weights and arithmetic outside residual stream, norms and softmax, which are
+            float32.
         index_dtype: of ids, positions and slots.
         max_model_len: rows of the rotary tables.
     """
@@ -60,17 +66,18 @@ def write_llama(
         ConversionError: a tensor cannot be read or does not fit the dtype.
     """
     with open_onnx(onnx_path) as writer:
-        _LlamaGraph(writer, source, options).build(progress)
+        _ModelGraph(writer, source, options).build(progress)
         return writer.weights_digest()
 
 
-class _LlamaGraph:
+class _ModelGraph:
     """The state of one build: the writer, and the values every layer uses."""
 
     def __init__(self, writer: OnnxWriter, source: WeightSource, options: GraphOptions) -> None:
         self._w = writer
         self._source = source
         self._spec: ModelSpec = source.spec
+        self._head_dim = source.spec.head_dim
         self._options = options
         self._dtype = np.dtype(options.dtype)
         self._index_dtype = np.dtype(options.index_dtype)
@@ -83,6 +90,7 @@ class _LlamaGraph:
         embedding = w.weight(EMBEDDING, self._load(EMBEDDING))
         self._prepare_shared()
         hidden = w.op("Gather", embedding, "input_ids", axis=0)  # [B, S, hidden]
+        hidden = self._to_float32(hidden)
         new_rows: list[str] = []
         new_kv: list[str] = []
         for layer in range(spec.num_layers):
@@ -97,34 +105,39 @@ class _LlamaGraph:
 
     def _prepare_shared(self) -> None:
         """cos, sin, their scaled twins for q, and the mask: once a graph, not once a layer."""
-        w, spec = self._w, self._spec
-        cos, sin = rope_tables(spec, self._options.max_model_len)
-        # The middle axis broadcasts over heads: [B, S, 1, D/2].
-        wide = [
-            w.op("Gather", w.table(name, table[:, None, :]), "position_ids", axis=0)
-            for name, table in (("rope.cos", cos), ("rope.sin", sin))
-        ]
-        # Scaling cos and sin scales the rotated q: one Mul a graph instead of one a layer, and QKᵀ
-        # stays small enough for float16.
-        scale = w.constant(np.array(spec.head_dim**-0.5, dtype=np.float32))
-        self._k_cos, self._k_sin = (self._to_model_dtype(table) for table in wide)
-        self._q_cos, self._q_sin = (
-            self._to_model_dtype(w.op("Mul", table, scale)) for table in wide
-        )
+        cos, sin = rope_tables(self._spec, self._options.max_model_len)
+        # Scaling cos and sin scales the rotated q: no Mul a layer, and QKᵀ stays small enough for
+        # float16.
+        scale = np.float32(self._spec.head_dim**-0.5)
+        self._rotations = {
+            "q": (self._positions("q_cos", cos * scale), self._positions("q_sin", sin * scale)),
+            "k": (self._positions("k_cos", cos), self._positions("k_sin", sin)),
+        }
         self._mask = self._to_float32("mask")
+
+    def _positions(self, name: str, table: Array) -> str:
+        """A rotary table's rows of the fed tokens [B, S, 1, D/2]; the 1 broadcasts over heads."""
+        stored = self._w.table(f"rope.{name}", table[:, None, :].astype(self._dtype))
+        return self._w.op("Gather", stored, "position_ids", axis=0)
 
     def _layer(self, layer: int, hidden: str) -> tuple[str, str, str]:
         """One decoder layer; returns the hidden state and its new K and V [B, S, kv_dim]."""
         w = self._w
-        normed = self._rms_norm(hidden, layer_name(layer, "input_layernorm"))
-        query = self._rotate(self._heads(self._linear(normed, layer, "self_attn.q_proj")), "q")
-        key = self._rotate(self._heads(self._linear(normed, layer, "self_attn.k_proj")), "k")
+        normed = self._rms_norm("input_norm", hidden, layer_name(layer, "input_layernorm"))
+        query = self._rotate(self._heads(normed, layer, "q"), "q")
+        key = self._rotate(self._heads(normed, layer, "k"), "k")
         key = w.op("Reshape", key, w.ints(0, 0, self._spec.kv_dim))
-        value = self._linear(normed, layer, "self_attn.v_proj")
+        value = self._projected(normed, layer, "v")
         mixed = self._attention(layer, query, key, value)
-        hidden = w.op("Add", hidden, self._linear(mixed, layer, "self_attn.o_proj"))
-        normed = self._rms_norm(hidden, layer_name(layer, "post_attention_layernorm"))
-        return w.op("Add", hidden, self._mlp(layer, normed)), key, value
+        hidden = self._add_to("attention_sum", hidden, self._linear(mixed, layer, _OUTPUT))
+        normed = self._rms_norm("mlp_norm", hidden, layer_name(layer, _MLP_NORM))
+        return self._add_to("mlp_sum", hidden, self._mlp(layer, normed)), key, value
+
+    def _add_to(self, island: str, hidden: str, addend: str) -> str:
+        """The residual stream with a part's result added; the stream is float32 in every graph."""
+        addend = self._to_float32(addend)
+        with self._w.scope(island):
+            return self._w.op("Add", hidden, addend)
 
     def _attention(self, layer: int, query: str, key: str, value: str) -> str:
         """Fed tokens attend to past and fed ones: q [B, S, H, D] → [B, S, H·D].
@@ -142,13 +155,19 @@ class _LlamaGraph:
         query = w.op("Reshape", query, w.ints(0, kv_heads, -1, head_dim))  # [B, G, H/G·S, D]
         scores = w.op("MatMul", query, keys)  # [B, G, H/G·S, T]
         scores = w.op("Reshape", scores, w.ints(0, heads, -1, 0))  # [B, H, S, T]
-        scores = w.op("Add", self._to_float32(scores), self._mask)
-        shares = self._to_model_dtype(w.op("Softmax", scores, axis=-1))
-        shares = w.op("Reshape", shares, w.ints(0, kv_heads, -1, 0))
+        shares = w.op("Reshape", self._softmax(scores), w.ints(0, kv_heads, -1, 0))
         mixed = w.op("MatMul", shares, values)  # [B, G, H/G·S, D]
         mixed = w.op("Reshape", mixed, w.ints(0, heads, -1, head_dim))
         mixed = w.op("Transpose", mixed, perm=[0, 2, 1, 3])  # [B, S, H, D]
         return w.op("Reshape", mixed, w.ints(0, 0, heads * head_dim))
+
+    def _softmax(self, scores: str) -> str:
+        """Shares of the scores under the mask, along the last axis."""
+        w = self._w
+        scores = self._to_float32(scores)
+        with w.scope("softmax"):
+            shares = w.op("Softmax", w.op("Add", scores, self._mask), axis=-1)
+        return self._to_model_dtype(shares)
 
     def _with_past(self, layer: int, is_value: int, new: str) -> str:
         """The past's K or V from the pool, then the fed tokens' [B, T, G, D]."""
@@ -177,7 +196,8 @@ class _LlamaGraph:
         """Final norm and output matrix for the asked rows only: float32 [B, vocab]."""
         w, spec = self._w, self._spec
         flat = w.op("Reshape", hidden, w.ints(-1, spec.hidden_size))  # [B·S, hidden]
-        asked = self._rms_norm(w.op("Gather", flat, "last", axis=0), FINAL_NORM)
+        asked = w.op("Gather", flat, "last", axis=0)
+        asked = self._rms_norm("final_norm", asked, FINAL_NORM)
         head = embedding if spec.tie_embeddings else w.weight(LM_HEAD, self._load(LM_HEAD))
         # Gemm multiplies by the transpose, so a tied embedding stays one initializer.
         return self._to_float32(w.op("Gemm", asked, head, transB=1))
@@ -193,14 +213,28 @@ class _LlamaGraph:
         name = layer_name(layer, part)
         return self._w.op("MatMul", x, self._w.weight(name, self._load(name), is_transposed=True))
 
-    def _heads(self, x: str) -> str:
-        """[B, S, heads·D] → [B, S, heads, D]."""
-        return self._w.op("Reshape", x, self._w.ints(0, 0, -1, self._spec.head_dim))
+    def _projected(self, x: str, layer: int, which: Literal["q", "k", "v"]) -> str:
+        """q, k or v of every head, before rotation [B, S, heads·D]."""
+        part = f"self_attn.{which}_proj"
+        product = self._linear(x, layer, part)
+        if not self._spec.qkv_bias:
+            return product
+        name = layer_name(layer, part, "bias")
+        return self._w.op("Add", product, self._w.weight(name, self._load(name)))
+
+    def _heads(self, x: str, layer: int, which: Literal["q", "k"]) -> str:
+        """q or k by heads, normalised if the model does so [B, S, heads, D]."""
+        w = self._w
+        heads = w.op("Reshape", self._projected(x, layer, which), w.ints(0, 0, -1, self._head_dim))
+        if not self._spec.qk_norm:
+            return heads
+        name = layer_name(layer, f"self_attn.{which}_norm")
+        return self._rms_norm(f"{which}_norm", self._to_float32(heads), name)
 
     def _rotate(self, x: str, which: Literal["q", "k"]) -> str:
         """Rotary embedding of x [B, S, heads, D], rotate-half form."""
-        w, half = self._w, self._spec.head_dim // 2
-        cos, sin = (self._q_cos, self._q_sin) if which == "q" else (self._k_cos, self._k_sin)
+        w, half = self._w, self._head_dim // 2
+        cos, sin = self._rotations[which]
         first, second = w.op_outputs("Split", 2, x, w.ints(half, half), axis=3)
         return w.op(
             "Concat",
@@ -209,16 +243,17 @@ class _LlamaGraph:
             axis=3,
         )
 
-    def _rms_norm(self, x: str, name: str) -> str:
-        """x / sqrt(mean(x²) + eps) · weight, in float32 whatever the model's dtype."""
+    def _rms_norm(self, island: str, x: str, name: str) -> str:
+        """x / sqrt(mean(x²) + eps) · weight of a float32 x; the result has the model's dtype."""
         w = self._w
-        wide = self._to_float32(x)
-        square = w.op("Pow", wide, w.constant(np.array(2, dtype=np.float32)))
-        mean = w.op("ReduceMean", square, axes=[-1], keepdims=1)
-        eps = w.constant(np.array(self._spec.rms_eps, dtype=np.float32))
-        root = w.op("Sqrt", w.op("Add", mean, eps))
         weight = w.weight(name, self._load(name, np.dtype(np.float32)))
-        return self._to_model_dtype(w.op("Mul", w.op("Div", wide, root), weight))
+        with w.scope(island):
+            square = w.op("Pow", x, w.constant(np.array(2, dtype=np.float32)))
+            mean = w.op("ReduceMean", square, axes=[-1], keepdims=1)
+            eps = w.constant(np.array(self._spec.rms_eps, dtype=np.float32))
+            root = w.op("Sqrt", w.op("Add", mean, eps))
+            normed = w.op("Mul", w.op("Div", x, root), weight)
+        return self._to_model_dtype(normed)
 
     def _load(self, name: str, dtype: np.dtype[Any] | None = None) -> Array:
         """A weight in the model's dtype, or in another one."""

@@ -1,4 +1,4 @@
-"""A Llama in numpy, float32: the oracle the ONNX graph is tested against. Pure.
+"""The model in numpy, float32: the oracle the ONNX graph is tested against. Pure.
 
 Written to be read beside the paper, not to be fast: one sequence at a time, a growing KV cache, no
 padding, no paging. It is itself pinned to Hugging Face transformers by `tests/data/llama_tiny`.
@@ -79,12 +79,7 @@ class ReferenceLlama:
         self, x: FloatArray, layer: int, cache: KvCache, cos: FloatArray, sin: FloatArray
     ) -> FloatArray:
         spec, num_fed = self.spec, len(x)
-        q, k, v = (
-            self._linear(x, layer_name(layer, f"self_attn.{part}_proj")).reshape(
-                num_fed, -1, spec.head_dim
-            )
-            for part in "qkv"
-        )
+        q, k, v = (self._heads(x, layer, part) for part in "qkv")
         cache.append(layer, rotate(k, cos, sin), v)
         group = spec.num_heads // spec.num_kv_heads
         keys = cache.keys[layer].repeat(group, axis=1)
@@ -97,6 +92,16 @@ class ReferenceLlama:
         scores = softmax(np.where(future, np.float32(-np.inf), scores))
         mixed = np.einsum("hst,thd->shd", scores, values).reshape(num_fed, -1)
         return self._linear(mixed, layer_name(layer, "self_attn.o_proj"))
+
+    def _heads(self, x: FloatArray, layer: int, part: str) -> FloatArray:
+        """q, k or v of the fed tokens before rotation [num_fed, heads, head_dim]."""
+        heads = self._linear(x, layer_name(layer, f"self_attn.{part}_proj"))
+        if self.spec.qkv_bias:
+            heads = heads + self._weights[layer_name(layer, f"self_attn.{part}_proj", "bias")]
+        heads = heads.reshape(len(x), -1, self.spec.head_dim)
+        if self.spec.qk_norm and part != "v":
+            heads = self._rms_norm(heads, layer_name(layer, f"self_attn.{part}_norm"))
+        return heads
 
     def _mlp(self, x: FloatArray, layer: int) -> FloatArray:
         gate = self._linear(x, layer_name(layer, "mlp.gate_proj"))

@@ -1,13 +1,13 @@
 """Where weights come from, under which names, and what shapes they must have. Pure.
 
-Names are those of Hugging Face `LlamaForCausalLM`; every source translates to them. Files are read
-in `safetensors_source` and `gguf_source`.
+Names are those of Hugging Face `LlamaForCausalLM` and its kin; every source translates to them.
+Files are read in `safetensors_source` and `gguf_source`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy.typing as npt
 
@@ -43,25 +43,33 @@ class WeightSource(Protocol):
         """
 
 
-def layer_name(layer: int, part: str) -> str:
+def layer_name(layer: int, part: str, kind: Literal["weight", "bias"] = "weight") -> str:
     """Name of a layer's tensor: `layer_name(3, "self_attn.q_proj")`."""
-    return f"model.layers.{layer}.{part}.weight"
+    return f"model.layers.{layer}.{part}.{kind}"
 
 
 def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Shape of each tensor of one layer, by the part of its name after the layer number."""
+    """Shape of each tensor of one layer, by its name after the layer number, canonical order."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q_dim, kv_dim = spec.num_heads * spec.head_dim, spec.kv_dim
-    return {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (q_dim, hidden),
-        "self_attn.k_proj": (kv_dim, hidden),
-        "self_attn.v_proj": (kv_dim, hidden),
-        "self_attn.o_proj": (hidden, q_dim),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q_dim, hidden),
+        "self_attn.k_proj.weight": (kv_dim, hidden),
+        "self_attn.v_proj.weight": (kv_dim, hidden),
+    }
+    if spec.qkv_bias:
+        for part, size in (("q", q_dim), ("k", kv_dim), ("v", kv_dim)):
+            shapes[f"self_attn.{part}_proj.bias"] = (size,)
+    if spec.qk_norm:
+        for part in "qk":
+            shapes[f"self_attn.{part}_norm.weight"] = (spec.head_dim,)
+    return shapes | {
+        "self_attn.o_proj.weight": (hidden, q_dim),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
     }
 
 
@@ -70,7 +78,7 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
     per_layer = layer_shapes(spec)
     for layer in range(spec.num_layers):
-        shapes.update({layer_name(layer, part): shape for part, shape in per_layer.items()})
+        shapes.update({f"model.layers.{layer}.{name}": s for name, s in per_layer.items()})
     shapes[FINAL_NORM] = (spec.hidden_size,)
     if not spec.tie_embeddings:
         shapes[LM_HEAD] = (spec.vocab_size, spec.hidden_size)
@@ -87,7 +95,9 @@ def check_source(source: WeightSource) -> None:
     faults = list(_faults(source))
     if faults:
         shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if faults[8:] else "")
-        raise ConversionError(f"{source.label} does not hold a plain Llama model: {shown}")
+        raise ConversionError(
+            f"{source.label} does not hold a plain {source.spec.family} model: {shown}"
+        )
 
 
 def _faults(source: WeightSource) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Makes `llama_tiny/*.json`: what Hugging Face transformers computes for tiny seeded Llama models.
+"""Makes `llama_tiny/*.json`: what Hugging Face transformers computes for tiny seeded models.
 
 Run in an environment of its own, from the project's root:
 
@@ -23,7 +23,7 @@ import torch
 import transformers
 
 from om_models.spec import ModelSpec, RopeScaling
-from tests.support.tiny import config_json, random_weights, tiny_spec
+from tests.support.tiny import FAMILY_SPECS, config_json, random_weights, tiny_spec
 
 DIRECTORY = Path(__file__).with_name("llama_tiny")
 PROMPT_TOKENS = 48
@@ -54,6 +54,32 @@ CASES: dict[str, tuple[int, ModelSpec]] = {
         ),
     ),
     "linear_rope": (6, tiny_spec(rope_scaling=RopeScaling(kind="linear", factor=4.0))),
+    # Shapes in small of SmolLM2 (three query heads a key-value head, tied) and TinyLlama.
+    "smollm2": (
+        7,
+        tiny_spec(hidden_size=48, num_heads=6, num_kv_heads=2, rope_theta=100000.0),
+    ),
+    "tinyllama": (8, tiny_spec(num_heads=8, num_kv_heads=1, head_dim=4, tie_embeddings=False)),
+    "mistral": (9, FAMILY_SPECS["mistral"]),
+    # As many tokens as the window holds: up to there it makes no difference.
+    "mistral_window": (
+        14,
+        tiny_spec(family="mistral", sliding_window=PROMPT_TOKENS + NUM_GREEDY),
+    ),
+    "qwen2": (10, FAMILY_SPECS["qwen2"]),
+    "qwen2_untied": (
+        11,
+        tiny_spec(family="qwen2", qkv_bias=True, num_kv_heads=4, tie_embeddings=False),
+    ),
+    "qwen2_window": (
+        15,
+        tiny_spec(family="qwen2", qkv_bias=True, sliding_window=PROMPT_TOKENS + NUM_GREEDY),
+    ),
+    "qwen3": (12, FAMILY_SPECS["qwen3"]),
+    "qwen3_untied": (
+        13,
+        tiny_spec(family="qwen3", qk_norm=True, num_kv_heads=1, tie_embeddings=False),
+    ),
 }
 
 
@@ -84,10 +110,11 @@ def make_case(seed: int, spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def load(spec: ModelSpec, seed: int) -> transformers.LlamaForCausalLM:
+def load(spec: ModelSpec, seed: int) -> transformers.PreTrainedModel:
     """The model of transformers with our seeded weights."""
-    config = transformers.LlamaConfig(**config_json(spec), attn_implementation="eager")
-    model = transformers.LlamaForCausalLM(config).eval()
+    config = transformers.AutoConfig.for_model(**config_json(spec))
+    make = transformers.AutoModelForCausalLM.from_config
+    model = make(config, attn_implementation="eager").eval()
     weights = {name: torch.tensor(value) for name, value in random_weights(spec, seed).items()}
     if spec.tie_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
@@ -97,7 +124,7 @@ def load(spec: ModelSpec, seed: int) -> transformers.LlamaForCausalLM:
 
 @torch.no_grad()
 def greedy(
-    model: transformers.LlamaForCausalLM, prompt: list[int], count: int
+    model: transformers.PreTrainedModel, prompt: list[int], count: int
 ) -> tuple[list[int], list[float]]:
     """Greedy tokens and the lead of each over the second best, with the model's own KV cache."""
     tokens: list[int] = []
@@ -113,7 +140,7 @@ def greedy(
     return tokens, margins
 
 
-def saved_config(model: transformers.LlamaForCausalLM) -> dict[str, Any]:
+def saved_config(model: transformers.PreTrainedModel) -> dict[str, Any]:
     """`config.json` as transformers itself writes it (the newer form, `rope_parameters`)."""
     with tempfile.TemporaryDirectory() as directory:
         model.config.save_pretrained(directory)

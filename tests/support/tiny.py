@@ -1,4 +1,4 @@
-"""Tiny Llama models with seeded random weights, made on the fly: checkpoints and bundles.
+"""Tiny models of every family with seeded random weights, made on the fly: checkpoints and bundles.
 
 `RandomState` is used because numpy promises that its streams never change: a seed is a checkpoint.
 """
@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 
 from om_models.bundle import Bundle
 from om_models.convert import convert
+from om_models.families import FAMILIES
 from om_models.null_model import byte_level_library
 from om_models.plan import ConvertOptions, Plan
 from om_models.reference import ReferenceLlama
@@ -54,6 +55,14 @@ def tiny_spec(**changes: Any) -> ModelSpec:
     return msgspec.structs.replace(BASE_SPEC, **changes)
 
 
+#: A model of each further family, with what is its own.
+FAMILY_SPECS = {
+    "mistral": tiny_spec(family="mistral", head_dim=16, tie_embeddings=False),
+    "qwen2": tiny_spec(family="qwen2", qkv_bias=True, num_kv_heads=1, rms_eps=1e-6, rope_theta=1e6),
+    "qwen3": tiny_spec(family="qwen3", qk_norm=True, head_dim=16, rms_eps=1e-6, rope_theta=1e6),
+}
+
+
 def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
     """Weights large enough that logits differ clearly: variance 1 / inputs, norms about 1."""
     random = np.random.RandomState(seed)
@@ -82,8 +91,8 @@ def tiny_reference(spec: ModelSpec = BASE_SPEC, seed: int = 0) -> ReferenceLlama
 def config_json(spec: ModelSpec) -> dict[str, Any]:
     """`config.json` of a spec, in the older form (`rope_theta` beside `rope_scaling`)."""
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [FAMILIES[spec.family].architecture],
+        "model_type": spec.family,
         "hidden_act": "silu",
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
@@ -99,6 +108,21 @@ def config_json(spec: ModelSpec) -> dict[str, Any]:
         "tie_word_embeddings": spec.tie_embeddings,
         "bos_token_id": BOS,
         "eos_token_id": EOS,
+        **_window(spec),
+    }
+
+
+def _window(spec: ModelSpec) -> dict[str, Any]:
+    """As published: Mistral's number alone tells; Qwen's stands there even if switched off."""
+    match spec.family:
+        case "llama":
+            return {}
+        case "mistral":
+            return {"sliding_window": spec.sliding_window}
+    return {
+        "use_sliding_window": spec.sliding_window is not None,
+        "sliding_window": spec.sliding_window or spec.max_position,
+        "max_window_layers": 0,
     }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import pre_tokenizers
 
+from om_models.families import FAMILIES
 from om_models.rope import inverse_frequencies, scaling_divisors
 from om_models.spec import ModelSpec
 from om_models.weights import EMBEDDING, FINAL_NORM, LM_HEAD
@@ -20,6 +21,8 @@ _PARTS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
@@ -35,7 +38,7 @@ def write_tiny_gguf(
     *,
     seed: int = 0,
     quantisation: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
-    architecture: str = "llama",
+    architecture: str | None = None,
     packed: dict[str, npt.NDArray[np.uint8]] | None = None,
     extra: dict[str, npt.NDArray[Any]] | None = None,
     metadata: dict[str, int | float | str] | None = None,
@@ -44,11 +47,12 @@ def write_tiny_gguf(
 
     Args:
         quantisation: of all matrices.
+        architecture: in place of the family's.
         packed: matrices already quantised, by their Hugging Face names; the others stay float32.
         extra: more tensors, by their GGUF names.
         metadata: more fields, or other values of fields, by their full names.
     """
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture or FAMILIES[spec.family].gguf or "llama")
     _add_metadata(writer, spec)
     _add_tokenizer(writer)
     _add_fields(writer, metadata or {})
@@ -79,8 +83,9 @@ def gguf_name(name: str) -> str:
     """llama.cpp's name of a Hugging Face tensor."""
     if name in _TOP:
         return _TOP[name]
-    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{layer}.{_PARTS[part]}.weight"
+    stem, kind = name.rsplit(".", 1)
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{_PARTS[part]}.{kind}"
 
 
 def rope_divisors(spec: ModelSpec) -> npt.NDArray[np.float32]:
@@ -136,7 +141,12 @@ def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
 def _permuted(
     name: str, tensor: npt.NDArray[np.float32], spec: ModelSpec
 ) -> npt.NDArray[np.float32]:
-    """`LlamaModel.permute` of convert_hf_to_gguf.py, copied in meaning."""
+    """`LlamaModel.permute` of convert_hf_to_gguf.py, copied in meaning.
+
+    Mistral is converted by the same class, Qwen by one of its own, which permutes nothing.
+    """
+    if spec.family not in ("llama", "mistral"):
+        return tensor
     heads = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads}
     for part, num_heads in heads.items():
         if f"{part}.weight" in name:

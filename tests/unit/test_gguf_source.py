@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ from om_models.gguf_source import GgufSource, interleaved_to_halves
 from om_models.spec import RopeScaling
 from om_models.weights import check_source
 from runtime_cache.errors import ConversionError
-from tests.support.tiny import assert_same_weights, random_weights, tiny_spec
+from tests.support.tiny import FAMILY_SPECS, assert_same_weights, random_weights, tiny_spec
 from tests.support.tiny_gguf import write_tiny_gguf
 
 Q8_0, Q4_1 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1
@@ -151,15 +152,41 @@ def test_divisors_of_one_are_no_scaling(tmp_path: Path):
 
 
 def test_unknown_gguf_architecture_is_named(tmp_path: Path):
-    path = write_tiny_gguf(tmp_path / "m.gguf", tiny_spec(), architecture="qwen2")
-    with pytest.raises(ConversionError, match=r"'qwen2' is not known; known: llama"):
+    path = write_tiny_gguf(tmp_path / "m.gguf", tiny_spec(), architecture="gemma3")
+    with pytest.raises(ConversionError, match=r"'gemma3' is not known; known: llama, qwen2, qwen3"):
+        GgufSource(path)
+
+
+@pytest.mark.parametrize("family", FAMILY_SPECS)
+def test_gguf_of_every_family_gives_the_weights_of_the_checkpoint(tmp_path: Path, family: str):
+    spec = FAMILY_SPECS[family]
+    source = GgufSource(write_tiny_gguf(tmp_path / "m.gguf", spec))
+    # llama.cpp has no architecture of its own for Mistral.
+    name = "llama" if family == "mistral" else family
+    assert source.spec == msgspec.structs.replace(spec, family=name)
+    assert source.spec.identity() == spec.identity()
+    check_source(source)
+    assert_same_weights(source)
+
+
+@pytest.mark.parametrize(("value", "window"), [(0, None), (64, 64)])
+def test_a_window_in_a_gguf(tmp_path: Path, value: int, window: int | None):
+    metadata = {"qwen2.attention.sliding_window": value}
+    path = write_tiny_gguf(tmp_path / "m.gguf", FAMILY_SPECS["qwen2"], metadata=metadata)
+    assert GgufSource(path).spec.sliding_window == window
+
+
+def test_fields_are_named_after_the_architecture(tmp_path: Path):
+    metadata: dict[str, int | float | str] = {"qwen3.rope.dimension_count": 4}
+    path = write_tiny_gguf(tmp_path / "m.gguf", FAMILY_SPECS["qwen3"], metadata=metadata)
+    with pytest.raises(ConversionError, match=r"qwen3\.rope\.dimension_count is 4, but heads have"):
         GgufSource(path)
 
 
 def test_a_bias_in_a_gguf_is_refused(tmp_path: Path):
     extra = {"blk.0.attn_q.bias": np.zeros(32, np.float32)}
     source = GgufSource(write_tiny_gguf(tmp_path / "m.gguf", tiny_spec(), extra=extra))
-    with pytest.raises(ConversionError, match=r"blk\.0\.attn_q\.bias has no place"):
+    with pytest.raises(ConversionError, match=r"layers\.0\.self_attn\.q_proj\.bias has no place"):
         check_source(source)
 
 

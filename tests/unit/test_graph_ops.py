@@ -20,7 +20,7 @@ from om_models.onnx_writer import ALIGNMENT_BYTES
 from om_models.spec import ModelSpec
 from om_models.weights import EMBEDDING
 from runtime_cache.errors import ConversionError
-from tests.support.tiny import random_weights, tiny_source, tiny_spec
+from tests.support.tiny import FAMILY_SPECS, random_weights, tiny_source, tiny_spec
 from tests.support.weights import MemorySource
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +59,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, onnx.ModelProt
         "plain": export(make("plain"), tiny_spec()),
         "half": export(make("half"), tiny_spec(), "float16", "int64"),
         "padded": export(make("padded"), PADDED, groups=2),
+        **{name: export(make(name), spec, "float16") for name, spec in FAMILY_SPECS.items()},
         "null": onnx.load(null_path),
     }
 
@@ -177,7 +178,7 @@ def test_tied_embedding_is_stored_once(models: dict[str, onnx.ModelProto]):
 def test_weights_lie_aligned_in_one_file(tmp_path: Path):
     model = export(tmp_path, tiny_spec())
     external = [t for t in model.graph.initializer if t.external_data]
-    assert len(external) == 1 + 9 * 2 + 1 + 2  # embedding, layers, final norm, cos and sin
+    assert len(external) == 1 + 9 * 2 + 1 + 4  # embedding, layers, final norm, cos and sin
     ends = []
     for tensor in external:
         entry = {e.key: e.value for e in tensor.external_data}

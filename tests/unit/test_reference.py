@@ -10,11 +10,17 @@ import numpy as np
 import pytest
 
 from om_models.config_json import spec_from_config
+from om_models.families import FAMILIES
 from om_models.reference import KvCache, ReferenceLlama
 from tests.support.tiny import random_weights, tiny_reference
 
 DIRECTORY = Path(__file__).parents[1] / "data" / "llama_tiny"
-CASES = ("mha_untied", "gqa_tied", "mqa_odd_vocab", "wide_heads", "llama31_rope", "linear_rope")
+LLAMAS = ("mha_untied", "gqa_tied", "mqa_odd_vocab", "wide_heads", "llama31_rope", "linear_rope")
+CASES = (
+    *LLAMAS,
+    *("smollm2", "tinyllama", "mistral", "mistral_window"),
+    *("qwen2", "qwen2_untied", "qwen2_window", "qwen3", "qwen3_untied"),
+)
 #: Both sides are float32 and sum in different orders; logits are about 3.
 LOGIT_BOUND = 2e-5
 
@@ -44,6 +50,11 @@ def test_logits_equal_those_of_transformers(case: dict[str, Any], model: Referen
 def test_greedy_tokens_equal_those_of_transformers(case: dict[str, Any], model: ReferenceLlama):
     assert min(case["margins"]) > 2 * LOGIT_BOUND, "a tie would make this test meaningless"
     assert model.greedy(np.array(case["prompt"]), 32) == case["greedy"]
+
+
+def test_every_family_is_pinned():
+    configs = [json.loads((DIRECTORY / f"{name}.json").read_text("utf-8")) for name in CASES]
+    assert {spec_from_config(case["config"]).family for case in configs} == set(FAMILIES)
 
 
 def test_older_and_newer_config_give_the_same_spec(case: dict[str, Any]):
