@@ -17,6 +17,7 @@ from runtime_cache.aclsim.fault_script import read_script
 from runtime_cache.aclsim.handles import HandleTable
 from runtime_cache.aclsim.ledger import ledger
 from runtime_cache.aclsim.memory import DeviceMemory, HostMemory
+from runtime_cache.aclsim.model_configs import ExecConfig, LoadConfig
 from runtime_cache.aclsim.models import LoadedModel
 from runtime_cache.aclsim.streams import Event, Stream
 from runtime_cache.aclsim.tensor_descs import TensorDesc
@@ -119,6 +120,12 @@ class Process:
         self.descs: HandleTable[Desc] = HandleTable("model description", codes.INVALID_PARAM)
         self.tensor_descs: HandleTable[TensorDesc] = HandleTable(
             "tensor description", codes.INVALID_PARAM
+        )
+        self.load_configs: HandleTable[LoadConfig] = HandleTable(
+            "model config handle", codes.INVALID_PARAM
+        )
+        self.exec_configs: HandleTable[ExecConfig] = HandleTable(
+            "execution config handle", codes.INVALID_PARAM
         )
         self.models: dict[int, LoadedModel] = {}
         self._model_ids = itertools.count(1)
