@@ -6,29 +6,51 @@
     def malloc(size: int, policy: int) -> int: ...
 
 The format holds `PyArg_ParseTuple` codes, as in pyACL's C++ source: `k K` take real Python ints
-only and wrap modulo 2^64, `i I h H` take anything with `__index__`, `s` a str, `f d` numbers, `O`
-any object; what follows `|` is optional. Wrong arguments raise TypeError `<name> args parse
-failed`; everything else comes back as a code, with the values first and the code last.
+only and wrap modulo 2^64, `i l h` take anything with `__index__` that fits the C type, `I H` the
+same without a check of the size, `s` a str, `f d` numbers, `O` any object; what follows `|` is
+optional. Wrong arguments raise TypeError `<module>.<name> args parse failed`; everything else comes
+back as a code, with the values first and the code last.
+
+Stricter than a card: functions without arguments refuse arguments, which pyACL does not look at.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
-from copy import copy
+from copy import deepcopy
+from time import perf_counter
 from typing import Any
 
 from runtime_cache.aclsim import faults, process
-from runtime_cache.aclsim.codes import SUCCESS
-from runtime_cache.aclsim.failure import AclFailure, recent_messages
+from runtime_cache.aclsim.codes import RT_FEATURE_NOT_SUPPORTED, SUCCESS
+from runtime_cache.aclsim.failure import AclFailure, last_error, recent_messages
 from runtime_cache.aclsim.ledger import ledger
 
 Converter = Callable[[Any], Any]
 Body = Callable[..., Any]
+AclFunction = Callable[..., Any]
 
 _MASK_64 = (1 << 64) - 1
 _MASK_32 = (1 << 32) - 1
+_MASK_16 = (1 << 16) - 1
+
+#: The functions that let other Python threads run while they wait. All others keep the interpreter
+#: to themselves for as long as they take, model loads and `acl.mdl.execute` included.
+#: Source: pyACL C++ source, hicann/runtime commit 134e2edb.
+RELEASES_GIL = frozenset(
+    (
+        "acl.rt.process_report",
+        "acl.rt.stream_wait_event",
+        "acl.rt.synchronize_device",
+        "acl.rt.synchronize_event",
+        "acl.rt.synchronize_event_with_timeout",
+        "acl.rt.synchronize_stream",
+        "acl.rt.synchronize_stream_with_timeout",
+        "acl.util.start_thread",
+        "acl.util.stop_thread",
+    )
+)
 
 
 def _real_int(value: Any) -> int:
@@ -50,21 +72,22 @@ def _ranged(low: int, high: int) -> Converter:
     return convert
 
 
-def _unsigned_32(value: Any) -> int:
-    """`I`: any integer object, without an overflow check."""
-    return operator.index(value) & _MASK_32
+def _masked(mask: int) -> Converter:
+    """`I`, `H`: any integer object, without an overflow check."""
+    return lambda value: operator.index(value) & mask
 
 
 def _text(value: Any) -> str:
-    """`s`: a str without NUL."""
+    """`s`: a str without NUL that UTF-8 can hold."""
     if not isinstance(value, str) or "\0" in value:
         raise TypeError("not a str")
+    value.encode()
     return value
 
 
 def _number(value: Any) -> float:
-    """`f`, `d`: what Python takes as a real number; never a str."""
-    if isinstance(value, str):
+    """`f`, `d`: what Python takes as a real number; no text."""
+    if isinstance(value, str | bytes | bytearray):
         raise TypeError("not a number")
     return float(value)
 
@@ -80,8 +103,8 @@ _CONVERTERS: dict[str, Converter] = {
     "i": _ranged(-(1 << 31), (1 << 31) - 1),
     "l": _ranged(-(1 << 63), (1 << 63) - 1),
     "h": _ranged(-(1 << 15), (1 << 15) - 1),
-    "H": lambda value: operator.index(value) & 0xFFFF,
-    "I": _unsigned_32,
+    "H": _masked(_MASK_16),
+    "I": _masked(_MASK_32),
     "s": _text,
     "f": _number,
     "d": _number,
@@ -89,27 +112,59 @@ _CONVERTERS: dict[str, Converter] = {
 }
 
 
-def _parser(name: str, arg_format: str) -> Callable[[Sequence[Any]], list[Any]]:
+#: The largest value of each code for ints that need no conversion.
+_PLAIN_LIMITS = {
+    "k": _MASK_64,
+    "K": _MASK_64,
+    "i": (1 << 31) - 1,
+    "l": (1 << 63) - 1,
+    "h": (1 << 15) - 1,
+    "H": _MASK_16,
+    "I": _MASK_32,
+}
+
+
+def _parser(full_name: str, arg_format: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Compiles a format into a function from the argument tuple to the values."""
     required, _, optional = arg_format.partition("|")
     converters = [_CONVERTERS[code] for code in required + optional]
     most, least = len(converters), len(required)
+    complaint = f"{full_name} args parse failed"
 
-    def parse(args: Sequence[Any]) -> list[Any]:
+    def parse(args: Sequence[Any]) -> Sequence[Any]:
         if not least <= len(args) <= most:
-            raise TypeError(f"{name} args parse failed")
+            raise TypeError(complaint)
         try:
             return [convert(value) for convert, value in zip(converters, args, strict=False)]
         except (TypeError, ValueError, OverflowError):
-            raise TypeError(f"{name} args parse failed") from None
+            raise TypeError(complaint) from None
 
-    return parse
+    if not set(arg_format) <= _PLAIN_LIMITS.keys():
+        return parse
+    return _for_plain_ints([_PLAIN_LIMITS[code] for code in arg_format], parse)
+
+
+def _for_plain_ints(
+    limits: Sequence[int], parse: Callable[[Sequence[Any]], Sequence[Any]]
+) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """`parse`, quicker for what nearly all calls pass: Python ints within 0 and the limits."""
+    count = len(limits)
+
+    def parse_plain(args: Sequence[Any]) -> Sequence[Any]:
+        if len(args) != count:
+            return parse(args)
+        for value, limit in zip(args, limits, strict=True):
+            if type(value) is not int or not 0 <= value <= limit:
+                return parse(args)
+        return args
+
+    return parse_plain
 
 
 _NO_PLAIN_VALUE = object()
 
 
-def surface(prefix: str) -> Callable[..., Callable[[Body], Callable[..., Any]]]:
+def surface(prefix: str) -> Callable[..., Callable[[Body], AclFunction]]:
     """Makes the decorator for one module of pyACL, such as `acl.rt`.
 
     The decorator takes the format and one of:
@@ -123,19 +178,39 @@ def surface(prefix: str) -> Callable[..., Callable[[Body], Callable[..., Any]]]:
         *,
         failed: tuple[object, ...] = (),
         plain: object = _NO_PLAIN_VALUE,
-    ) -> Callable[[Body], Callable[..., Any]]:
-        def decorate(body: Body) -> Callable[..., Any]:
-            full_name = f"{prefix}.{body.__name__}"
-            faults.register(full_name)
-            parse = _parser(body.__name__, arg_format)
+    ) -> Callable[[Body], AclFunction]:
+        def decorate(body: Body) -> AclFunction:
             shape = _result_shape(failed, plain)
-            call = _bind(full_name, parse, body, shape)
-            call.arg_format = arg_format  # type: ignore[attr-defined]  # for the surface test
-            return call
+            return _bind(f"{prefix}.{body.__name__}", arg_format, body, shape)
 
         return decorate
 
     return acl_function
+
+
+def not_modelled(
+    full_name: str,
+    arg_format: str,
+    *failed: object,
+    takes: dict[int, type] | None = None,
+) -> AclFunction:
+    """A function of pyACL that has the convention and no behaviour here: 207000, and a sentence.
+
+    Args:
+        failed: the values before the code.
+        takes: types of `O` arguments by position, such as `{1: dict}`; others raise TypeError.
+    """
+
+    def body(*values: Any) -> None:
+        for position, kind in (takes or {}).items():
+            if not isinstance(values[position], kind):
+                raise TypeError(f"argument {position + 1} is not a {kind.__name__}")
+        sentence = "not modelled by the software device"
+        raise AclFailure(RT_FEATURE_NOT_SUPPORTED, sentence)
+
+    body.__name__ = full_name.rpartition(".")[2]
+    body.__doc__ = "In the surface, but not modelled: 207000."
+    return _bind(full_name, arg_format, body, _result_shape(failed, _NO_PLAIN_VALUE))
 
 
 class _ResultShape:
@@ -148,29 +223,26 @@ class _ResultShape:
 
 def _result_shape(failed: tuple[object, ...], plain: object) -> _ResultShape:
     if plain is not _NO_PLAIN_VALUE:
-        return _ResultShape(lambda value: value, lambda code: plain)
+        return _ResultShape(lambda value: value, lambda code: deepcopy(plain))
     if not failed:
         return _ResultShape(lambda value: SUCCESS, lambda code: code)
+    on_failure = lambda code: (*deepcopy(failed), code)  # noqa: E731
     if len(failed) == 1:
-        return _ResultShape(lambda value: (value, SUCCESS), lambda code: (*map(copy, failed), code))
-    return _ResultShape(lambda values: (*values, SUCCESS), lambda code: (*map(copy, failed), code))
+        return _ResultShape(lambda value: (value, SUCCESS), on_failure)
+    return _ResultShape(lambda values: (*values, SUCCESS), on_failure)
 
 
-def _bind(
-    full_name: str,
-    parse: Callable[[Sequence[Any]], list[Any]],
-    body: Body,
-    shape: _ResultShape,
-) -> Callable[..., Any]:
-    """The function that programs call."""
+def _bind(full_name: str, arg_format: str, body: Body, shape: _ResultShape) -> AclFunction:
+    """The function that programs call: positional only, whatever the body says."""
+    faults.register(full_name)
+    parse = _parser(full_name, arg_format)
+    count_call, strike, on_success = ledger.count_call, faults.script.strike, shape.on_success
+    holds_gil = full_name not in RELEASES_GIL
 
-    count_call, strike = ledger.count_call, faults.script.strike
-    on_success = shape.on_success
-
-    @functools.wraps(body)
     def call(*args: Any) -> Any:
         values = parse(args)
         count_call(full_name)
+        started = perf_counter()
         try:
             failure = strike(full_name, "call")
             if failure is not None:
@@ -178,9 +250,24 @@ def _bind(
                 raise failure
             return on_success(body(*values))
         except AclFailure as failure:
-            ledger.note_failure(full_name, failure.code, failure.sentence)
-            recent_messages.add(f"{full_name}: {failure.sentence}")
-            return shape.on_failure(failure.code)
+            return shape.on_failure(_noted(full_name, failure))
+        finally:
+            if holds_gil:
+                seconds = perf_counter() - started
+                if seconds > ledger.gil_limit_s:
+                    ledger.time_call(full_name, seconds)
 
-    del call.__wrapped__  # positional only, whatever the body says
+    call.__name__ = body.__name__
+    call.__qualname__ = full_name
+    call.__doc__ = body.__doc__
+    call.__module__ = body.__module__
+    call.arg_format = arg_format  # type: ignore[attr-defined]  # for the tests of the surface
     return call
+
+
+def _noted(full_name: str, failure: AclFailure) -> int:
+    """Keeps a failure for the report, the error text and the last error; returns its code."""
+    ledger.note_failure(full_name, failure.code, failure.sentence)
+    recent_messages.add(f"{full_name}: {failure.sentence}")
+    last_error.note(failure.code)
+    return failure.code

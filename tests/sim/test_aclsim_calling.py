@@ -40,7 +40,7 @@ def test_arguments_are_positional_only() -> None:
     ids=str,
 )
 def test_wrong_arguments_raise_type_error_and_do_nothing(args: tuple[Any, ...]) -> None:
-    with pytest.raises(TypeError, match=r"^malloc args parse failed$"):
+    with pytest.raises(TypeError, match=r"^acl.rt.malloc args parse failed$"):
         acl.rt.malloc(*args)
     assert inspect.report().device_allocations == 0
 
