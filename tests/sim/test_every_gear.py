@@ -17,7 +17,7 @@ from om_models.reference import ReferenceLlama
 from om_models.spec import ModelSpec
 from runtime_cache.engine.gears import Role
 from tests.support.served import Comparison, Served, oracle, random_prompt, served
-from tests.support.tiny import make_bundle, tiny_reference, tiny_spec
+from tests.support.tiny import FAMILY_SPECS, make_bundle, tiny_reference, tiny_spec
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -31,6 +31,7 @@ VARIANTS: dict[str, tuple[ModelSpec, dict[str, Any], float]] = {
         {"dtype": "float16", "num_kv_groups": 2, "index_dtype": "int64"},
         2e-2,
     ),
+    **{family: (spec, {}, 1e-4) for family, spec in FAMILY_SPECS.items()},
 }
 
 

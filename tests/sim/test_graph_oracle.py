@@ -17,7 +17,7 @@ from om_models.manifest import Gear, KvSpec
 from om_models.reference import KvCache
 from om_models.spec import ModelSpec, RopeScaling
 from tests.support.graph_runner import GraphRunner, Row
-from tests.support.tiny import tiny_reference, tiny_source, tiny_spec
+from tests.support.tiny import FAMILY_SPECS, tiny_reference, tiny_source, tiny_spec
 
 #: Logits are about 3. float32: other orders of summation. float16: 11 bits through two layers.
 BOUNDS = {"float32": 1e-5, "float16": 2e-2}
@@ -60,6 +60,9 @@ VARIANTS = {
     "half_padded_groups_int64": Variant(
         tiny_spec(), dtype="float16", index_dtype="int64", num_groups=2, padding=16
     ),
+    **{family: Variant(spec) for family, spec in FAMILY_SPECS.items()},
+    "half_qwen2": Variant(FAMILY_SPECS["qwen2"], dtype="float16", padding=24),
+    "half_qwen3": Variant(FAMILY_SPECS["qwen3"], dtype="float16"),
 }
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from om_models.bundle import Bundle
 from tests.support.served import BLOCK, Comparison, Served, random_prompt, served
+from tests.support.tiny import FAMILY_SPECS, make_bundle
 from tests.support.watched import Watched, watched
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -67,6 +68,25 @@ async def test_every_hit_length_in_fp16(tiny_fp16_bundle: Bundle, record_propert
         for length in (6, 21, 33):
             await check_every_hit_length(host, random_prompt(length, length), comparison)
     assert comparison.num_equal > 300
+    comparison.report(record_property)
+
+
+@pytest.fixture(scope="module", params=FAMILY_SPECS)
+def family_bundle(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    """A model of one of the families that are not Llama."""
+    return make_bundle(tmp_path_factory.mktemp("family"), FAMILY_SPECS[request.param])
+
+
+async def test_every_hit_length_of_every_family(
+    family_bundle: Bundle, record_property: Any
+) -> None:
+    comparison = Comparison()
+    async with watched(family_bundle) as host:
+        for length in (6, 33):
+            await check_every_hit_length(host, random_prompt(length, length), comparison)
+    assert comparison.num_equal > 150
     comparison.report(record_property)
 
 
