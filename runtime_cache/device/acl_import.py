@@ -52,6 +52,19 @@ def explain_import(text: str, missing_module: str | None) -> str:
     return text
 
 
+def explain_failure(error: BaseException) -> str:
+    """What to do about a module `acl` whose import ends with another error than ImportError."""
+    return describe_failure(type(error).__name__, str(error))
+
+
+def describe_failure(kind: str, text: str) -> str:
+    """The same, from the error's name and text."""
+    return (
+        f"the module `acl` ends with {kind}: {text}; pyACL does not: another package of that name"
+        " is in its place, and is to be uninstalled"
+    )
+
+
 def missing_library(text: str) -> str | None:
     """The shared library that the dynamic loader did not find, or None."""
     match = _MISSING_LIBRARY.search(text)

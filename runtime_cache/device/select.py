@@ -11,7 +11,12 @@ import re
 from collections.abc import Mapping
 
 from runtime_cache.device.acl_api import AclModule
-from runtime_cache.device.acl_import import explain_import, explain_stranger, is_pyacl
+from runtime_cache.device.acl_import import (
+    explain_failure,
+    explain_import,
+    explain_stranger,
+    is_pyacl,
+)
 from runtime_cache.errors import ConfigError
 
 _DEVICE = re.compile(r"(sim|npu):(0|[1-9][0-9]{0,3})")
@@ -75,6 +80,8 @@ def _load_vendor() -> AclModule:
         raise ConfigError(
             f"pyACL cannot be imported: {explain_import(str(error), missing)}"
         ) from error
+    except Exception as error:
+        raise ConfigError(explain_failure(error)) from error
     if not is_pyacl(acl):
         raise ConfigError(explain_stranger(getattr(acl, "__file__", None)))
     return acl

@@ -106,6 +106,12 @@ def test_a_module_that_cannot_be_loaded(vendor: Path, text: str, advice: str) ->
     assert isinstance(caught.value.__cause__, ImportError)
 
 
+def test_a_package_that_is_not_even_of_this_python(vendor: Path) -> None:
+    vendor.write_text("print 'Python 2'\n")
+    with pytest.raises(ConfigError, match="ends with SyntaxError: .*; pyACL does not: another"):
+        load_acl("npu:0")
+
+
 def test_a_missing_dependency_of_the_module_is_not_taken_for_the_module(vendor: Path) -> None:
     vendor.write_text("import no_such_dependency_of_acl\n")
     with pytest.raises(ConfigError, match="No module named 'no_such_dependency_of_acl'"):
