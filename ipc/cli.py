@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ping(client: Client, arguments: argparse.Namespace) -> None:
     pong = greet(client, arguments)
     if arguments.json:
-        print_json({"version": pong.version, "uptime_s": pong.uptime_s})
+        print_json({"version": pong.version, "uptime_s": pong.uptime_s, "state": pong.state})
     else:
-        print(f"rtcached {pong.version}, up for {pong.uptime_s:.0f} s")
+        print(f"rtcached {pong.version}, up for {pong.uptime_s:.0f} s, {pong.state}")
 
 
 def _info(client: Client, arguments: argparse.Namespace) -> None:

@@ -180,10 +180,15 @@ class Pong(Reply, frozen=True, kw_only=True, tag="pong"):
     Attributes:
         version: of the daemon.
         uptime_s: since it started [seconds].
+        state: `serving`; `draining` (no new requests are taken); `recovering` (a step has failed,
+            and the device is asked whether it works); `hung` (work on the device does not end:
+            requests wait, and the daemon exits if it goes on); `lost` or `broken` (it exits).
+            Words may be added.
     """
 
     version: str
     uptime_s: float
+    state: str = "serving"
 
 
 class Info(Reply, frozen=True, kw_only=True, tag="info"):

@@ -187,7 +187,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     on_failed_step: Annotated[
         Literal["recompute", "fail"],
         Meta(
-            description='What becomes of the requests of a step that failed on the device. '
+            description="What becomes of the requests of a step that failed on the device. "
             '"recompute": each is computed again once, and its answer goes on where it was. '
             '"fail": they are told to retry.'
         ),

@@ -1,8 +1,10 @@
 """`rtcached`: reads the configuration, opens everything, serves, drains, closes.
 
 Exit codes: 0 ended cleanly, 1 the device failed at the start, 2 wrong configuration, bundle or
-endpoint, 3 the device was lost or the engine broke in service (a service manager should restart),
-130 or 143 ended at once by a second SIGINT or SIGTERM. Beside each ipc socket lies a `.lock` file;
+endpoint, 3 the engine broke in service (a bug), 4 the device was lost in service or was not given
+back, 5 the device hung in service, 6 the device has too little memory for the bundle, 130 or 143
+ended at once by a second SIGINT or SIGTERM. After 3, 4 and 5 a service manager should start it
+again. Beside each ipc socket lies a `.lock` file;
 it stays when the daemon has ended, and is no sign that one runs.
 """
 
@@ -26,7 +28,13 @@ from ipc.errors import EndpointError
 from ipc.server import ClientRef, Role, Server
 from runtime_cache import __version__, log, options
 from runtime_cache.config import Config, admin_endpoint
-from runtime_cache.errors import ConfigError, DeviceError
+from runtime_cache.errors import (
+    ConfigError,
+    DeviceError,
+    DeviceHung,
+    OutOfDeviceMemory,
+    RuntimeCacheError,
+)
 from runtime_cache.facts import DaemonFacts
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
 from runtime_cache.options import Loaded
@@ -48,6 +56,9 @@ EXIT_OK = 0
 EXIT_DEVICE = 1
 EXIT_CONFIG = 2
 EXIT_BROKEN = 3
+EXIT_LOST = 4
+EXIT_HUNG = 5
+EXIT_MEMORY = 6
 
 
 _EPILOG = """\
@@ -60,7 +71,11 @@ SIGTERM and SIGINT drain; a second one ends the process at once.
 exit codes:
   0 ended cleanly            1 the device failed at the start
   2 wrong configuration, bundle or endpoint
-  3 the device was lost in service: start it again
+  3 a bug of rtcached; its log has the details: start it again
+  4 the device was lost in service: start it again; if that repeats, the device
+    needs a reset, or repair
+  5 the device hung in service (device.hang_limit_ms): start it again
+  6 the device has too little memory for the bundle
 """
 
 
@@ -74,13 +89,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             _print_config(loaded)
             return EXIT_OK
         log.configure(loaded.config.log)
-        return uvloop.run(serve(loaded.config))
+        return _end(uvloop.run(serve(loaded.config)))
     except (ConfigError, EndpointError) as error:
         print(f"rtcached: {error}", file=sys.stderr)
         return EXIT_CONFIG
     except DeviceError as error:
         print(f"rtcached: {error}", file=sys.stderr)
-        return EXIT_DEVICE
+        return EXIT_MEMORY if isinstance(error, OutOfDeviceMemory) else EXIT_DEVICE
+
+
+def _end(code: int) -> int:
+    """The exit code; behind a hung device the process ends here.
+
+    What the driver's libraries do at the end of a process may wait for the device.
+    """
+    if code == EXIT_HUNG:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 async def serve(config: Config) -> int:
@@ -104,7 +131,7 @@ async def serve(config: Config) -> int:
         for claim in claims.values():
             if claim is not None:
                 claim.release()
-    code = code if is_closed else EXIT_BROKEN
+    code = code if is_closed else code or EXIT_LOST
     logger.info("stopped", exit_code=code)
     return code
 
@@ -142,7 +169,14 @@ async def _serve(
         num_cancelled = await engine.drain(config.ipc.drain_timeout_s)
         logger.info("drained", cancelled=num_cancelled)
         await service.close()
-    return EXIT_BROKEN if engine.fatal.done() else EXIT_OK
+    return _code_of(engine.fatal.result()) if engine.fatal.done() else EXIT_OK
+
+
+def _code_of(fatal: RuntimeCacheError) -> int:
+    """The exit code for what has ended the service."""
+    if isinstance(fatal, DeviceHung):
+        return EXIT_HUNG
+    return EXIT_LOST if isinstance(fatal, DeviceError) else EXIT_BROKEN
 
 
 def _endpoints(config: Config) -> dict[Socket, str]:

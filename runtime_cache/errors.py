@@ -151,11 +151,23 @@ class OutOfDeviceMemory(AclError):
     code = "device_out_of_memory"
 
 
+class StepTimeout(AclError):
+    """A step did not end in time. Its work goes on, so its blocks stay held until it is over."""
+
+    code = "step_timeout"
+
+
 class DeviceLost(AclError):
     """A sticky failure: nothing in this process can use the device again. The daemon exits."""
 
     code = "device_lost"
     retryable = False
+
+
+class DeviceHung(DeviceLost):
+    """Work on the device does not end. Nothing it uses can be given back; the daemon exits."""
+
+    code = "device_hung"
 
 
 class InternalError(RuntimeCacheError):

@@ -54,7 +54,8 @@ class DaemonFacts:
 
     def pong(self, message_id: wire.MessageId) -> wire.Pong:
         """Answer to `ping`."""
-        return wire.Pong(id=message_id, version=__version__, uptime_s=self._uptime_s())
+        state = self._runtime.engine.condition
+        return wire.Pong(id=message_id, version=__version__, uptime_s=self._uptime_s(), state=state)
 
     def info(self, message_id: wire.MessageId, tenant: TenantName = DEFAULT_TENANT) -> wire.Info:
         """Answer to `info`: what a client of this tenant may know."""
@@ -118,6 +119,7 @@ class DaemonFacts:
             "daemon": {
                 "version": __version__,
                 "uptime_s": self._uptime_s(),
+                "state": runtime.engine.condition,
                 "device": runtime.config.device.device,
                 "soc": runtime.soc_name,
                 "model": runtime.manifest.name,
@@ -140,6 +142,7 @@ class DaemonFacts:
             },
             "device": {
                 **{role: _plain(c) for role, c in runtime.executor.counters.items()},
+                **_plain(runtime.executor.probes),
                 "memory": self._memory(),
             },
             "ipc": {_server_name(server): _plain(server.counters) for server in self._servers},

@@ -15,8 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime_cache.device.acl_api import AclModule, CopyKind, MallocPolicy, MemAttr, RunMode
-from runtime_cache.device.acl_codes import REPEAT_FINALIZE, REPEAT_INITIALIZE, check
+from runtime_cache.device.acl_codes import (
+    REPEAT_FINALIZE,
+    REPEAT_INITIALIZE,
+    AclClass,
+    check,
+    class_of,
+)
 from runtime_cache.device.teardown import Teardown
+from runtime_cache.errors import DeviceLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +153,25 @@ class AclDevice:
             if total_bytes:
                 return MemoryInfo(free_bytes, total_bytes)
         return None
+
+    def check_status(self) -> None:
+        """Asks the driver whether the device is in order; builds that cannot tell pass.
+
+        Source: api_docs/aclrtQueryDeviceStatus.md of CANN 9.0 (0 normal, 1 abnormal).
+
+        Raises:
+            DeviceLost: it says that it is not, or that it is gone.
+            AclError: it refused.
+        """
+        if not hasattr(self.acl.rt, "query_device_status"):
+            return
+        status, code = self.acl.rt.query_device_status(self.device_id)
+        if class_of(code) is AclClass.CALLER:  # not for this device
+            return
+        check("acl.rt.query_device_status", code, self.acl)
+        if status:
+            detail = "the driver says that the device is not in order"
+            raise DeviceLost("acl.rt.query_device_status", status, "abnormal", detail)
 
     def malloc(self, num_bytes: int) -> int:
         """Allocates device memory [uninitialised, 64-byte aligned]; the caller frees it.

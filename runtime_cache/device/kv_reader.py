@@ -61,6 +61,19 @@ class KvReader:
             0, (layout.num_groups, num_tokens, layout.group_token_bytes), np.uint8
         )
 
+    def queue_null(self) -> npt.NDArray[np.uint8]:
+        """Queues the copy of one token of the null block's first group.
+
+        Returns:
+            [bytes of a token in a group] uint8, as `queue`: zeros, if all is well.
+
+        Raises:
+            AclError: the driver refused.
+        """
+        num_bytes = self._pool.layout.group_token_bytes
+        self._device.copy_to_host(self._host.ptr, self._pool.group_ptr(0), num_bytes)
+        return self._host.array(0, (num_bytes,), np.uint8)
+
     def close(self) -> None:
         """Frees the buffer; no copy may be in flight. Idempotent.
 

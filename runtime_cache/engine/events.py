@@ -48,18 +48,32 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """The step in flight failed; every block it wrote is suspect.
+    """The step in flight failed, and is over; every block it wrote is suspect.
 
     Attributes:
         message: what failed, in words, for the clients.
         code: the wire code (`errors.RuntimeCacheError.code`).
-        retryable: whether clients may try again.
+        retryable: whether clients may try again, and so may the engine.
     """
 
     step_id: StepId
     message: str
     code: str
     retryable: bool
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepHung:
+    """The step in flight did not end in time. It goes on; a StepFailed follows when it is over.
+
+    Attributes:
+        message, code: as of StepFailed.
+    """
+
+    step_id: StepId
+    message: str
+    code: str
     now_s: float
 
 
@@ -174,5 +188,12 @@ Question = (
 )
 
 Event = (
-    RequestArrived | CancelRequested | StepDone | StepFailed | ClockTicked | DrainStarted | Question
+    RequestArrived
+    | CancelRequested
+    | StepDone
+    | StepFailed
+    | StepHung
+    | ClockTicked
+    | DrainStarted
+    | Question
 )

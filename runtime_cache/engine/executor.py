@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from om_models.contract import GraphContract
 from om_models.manifest import Gear, Manifest
-from runtime_cache.device.acl_codes import STREAM_SYNC_TIMEOUT
+from runtime_cache.device.acl_codes import AclClass, class_of
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.kv_layout import KvLayout
 from runtime_cache.device.kv_pool import KvPool
@@ -27,7 +27,16 @@ from runtime_cache.device.om_model import LoadedGear, OmModel
 from runtime_cache.device.teardown import Teardown
 from runtime_cache.engine.batch import InputViews, StepBatch, check_batch, write_inputs
 from runtime_cache.engine.gears import Role
-from runtime_cache.errors import AclError, BundleError, DeviceLost, InternalError
+from runtime_cache.errors import (
+    AclError,
+    BundleError,
+    DeviceLost,
+    InternalError,
+    StepTimeout,
+)
+
+#: How often a device is asked whether it still works before it counts as lost.
+MAX_PROBES = 3
 
 Logits = npt.NDArray[np.float32]
 Queued = TypeVar("Queued")
@@ -48,6 +57,19 @@ class RoleCounters:
     rows_appended: int = 0
     rows_padded: int = 0
     rows_copied: int = 0
+
+
+@dataclass(slots=True)
+class ProbeCounters:
+    """How often the device was asked whether it still works, after steps that had failed.
+
+    Attributes:
+        num_probes: so often.
+        num_failed: those that the device did not pass.
+    """
+
+    num_probes: int = 0
+    num_failed: int = 0
 
 
 class _Moved(NamedTuple):
@@ -71,11 +93,13 @@ class Executor:
 
     Attributes:
         layout: the pool, cut into blocks.
+        probes: what `recover` has seen.
     """
 
     def __init__(self, device: AclDevice, layout: KvLayout, step_timeout_ms: int) -> None:
         """Use `Executor.open`."""
         self.layout = layout
+        self.probes = ProbeCounters()
         self._device = device
         self._step_timeout_ms = step_timeout_ms
         self._runnables: dict[tuple[Role, Gear], _Runnable] = {}
@@ -136,8 +160,9 @@ class Executor:
 
         Raises:
             InternalError: the batch fits no gear, or it copies or appends outside the blocks.
-            AclError: a call or the queued work failed. With code 507046 the step did not end in
-                time and `is_in_flight` stays true: the next run waits for it first.
+            AclError: a call or the queued work failed.
+            StepTimeout: the step did not end in time, and `is_in_flight` stays true: what it uses
+                is not to be used otherwise before `recover` has returned.
             DeviceLost: nothing in this process can use the device again.
                 In each case every block the step was to write is suspect.
         """
@@ -169,33 +194,66 @@ class Executor:
         Raises:
             InternalError: the run leaves the blocks, or is too long.
             AclError, DeviceLost: as `run`; nothing of the pool has changed.
+            StepTimeout: so too; or an earlier step has not ended, and is not waited for.
         """
-        self.resynchronize()
+        self.resynchronize(timeout_ms=1)
         rows = self._run_queued(lambda: self._reader.queue(first_slot, num_tokens))
         return rows.tobytes()
 
-    def resynchronize(self) -> None:
+    def resynchronize(self, timeout_ms: int | None = None) -> None:
         """Waits for the work of a step that timed out; nothing to do in the usual case.
 
         That step has been reported as failed, so an error of its work is not reported again.
 
+        Args:
+            timeout_ms: how long to wait; None for as long as a step may take.
+
         Raises:
-            AclError: code 507046: it still runs; `run` is not possible yet.
+            StepTimeout: it still runs; `run` is not possible yet.
             DeviceLost: nothing in this process can use the device again.
         """
         if self._is_in_flight:
-            self._settle()
+            self._settle(self._step_timeout_ms if timeout_ms is None else timeout_ms)
 
-    def close(self) -> None:
-        """Waits for work in flight, unloads the models, frees the pool. Idempotent.
+    def recover(self, timeout_ms: int) -> None:
+        """After a run that failed: waits for what still runs, then asks whether the device works.
+
+        Args:
+            timeout_ms: how long to wait for what still runs.
 
         Raises:
-            AclError: code 507046: a step still runs and uses all of it, so nothing was released
-                and `is_in_flight` stays true. Only the end of the process frees it safely.
+            StepTimeout: something still runs, perhaps the question itself.
+            DeviceLost: the device says that it is lost, or does not work when asked repeatedly.
+        """
+        self.resynchronize(timeout_ms)
+        for _ in range(MAX_PROBES):
+            self.probes.num_probes += 1
+            try:
+                self._probe()
+            except AclError as error:
+                self.probes.num_failed += 1
+                if isinstance(error, DeviceLost | StepTimeout):
+                    raise
+                failure = error
+            else:
+                return
+        detail = f"{MAX_PROBES} times in a row, when asked after a failed step; {failure.detail}"
+        call = (failure.function, failure.acl_code, failure.acl_name)
+        raise DeviceLost(*call, detail) from failure
+
+    def close(self, timeout_ms: int | None = None) -> None:
+        """Waits for work in flight, unloads the models, frees the pool. Idempotent.
+
+        Args:
+            timeout_ms: as for `resynchronize`.
+
+        Raises:
+            StepTimeout: a step still runs and uses all of it, so nothing was released and
+                `is_in_flight` stays true. Only the end of the process frees it safely.
             DeviceError: the first failure, after everything was tried.
         """
         with suppress(DeviceLost):  # the releases will say so themselves
-            self.resynchronize()
+            self.resynchronize(timeout_ms)
         self._teardown.close()
 
     def _load(self, manifest: Manifest, bundle_dir: Path) -> None:
@@ -231,17 +289,25 @@ class Executor:
         self._is_in_flight = True
         try:
             queued = queue()
+        except DeviceLost:
+            self._is_in_flight = False
+            raise
         except BaseException:
-            # What was queued before still reads the staging buffers; the first error is reported.
-            self._settle_quietly()
+            # What was queued before still reads the staging buffers; the first error is reported,
+            # unless it is not over.
+            with suppress(DeviceLost):
+                self._settle(self._step_timeout_ms)
             raise
-        try:
-            self._device.synchronize(self._step_timeout_ms)
-        except AclError as error:
-            self._is_in_flight = error.acl_code == STREAM_SYNC_TIMEOUT
-            raise
-        self._is_in_flight = False
+        self._wait(self._step_timeout_ms)
         return queued
+
+    def _probe(self) -> None:
+        """Two questions: the driver's opinion, and whether the null block's zeros arrive."""
+        self._device.check_status()
+        null = self._run_queued(self._reader.queue_null)
+        if null.any():
+            detail = "the null block of the KV pool is not zero"
+            raise AclError("acl.rt.memcpy_async", 0, "wrong bytes", detail)
 
     def _queue(self, batch: StepBatch, runnable: _Runnable, wanted: list[int]) -> _Moved:
         model = runnable.model
@@ -283,21 +349,31 @@ class Executor:
                     copied_bytes += num_bytes
         return copied_bytes // self.layout.token_bytes
 
-    def _settle(self) -> None:
+    def _settle(self, timeout_ms: int) -> None:
         """Waits until nothing is queued; only a time-out or a lost device is an error here."""
         try:
-            self._device.synchronize(self._step_timeout_ms)
-        except AclError as error:
-            if error.acl_code == STREAM_SYNC_TIMEOUT:
-                raise
-            self._is_in_flight = False
-            if isinstance(error, DeviceLost):
-                raise
-        self._is_in_flight = False
+            self._wait(timeout_ms)
+        except (StepTimeout, DeviceLost):
+            raise
+        except AclError:
+            return
 
-    def _settle_quietly(self) -> None:
-        with suppress(AclError):
-            self._settle()
+    def _wait(self, timeout_ms: int) -> None:
+        """Waits for all that is queued, and says whether it is over.
+
+        Raises:
+            StepTimeout: it may not be over.
+            AclError: it failed.
+        """
+        try:
+            self._device.synchronize(timeout_ms)
+        except AclError as error:
+            if class_of(error.acl_code) is AclClass.TIMEOUT:
+                call = (error.function, error.acl_code, error.acl_name)
+                raise StepTimeout(*call, error.detail) from error
+            self._is_in_flight = False
+            raise
+        self._is_in_flight = False
 
     def _count(self, batch: StepBatch, moved: _Moved) -> None:
         counters = self._counters[batch.role]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.engine.gears import GearTable
@@ -22,6 +23,8 @@ class EngineLimits:
         max_running: requests admitted at a time; None for as many as a decode step can feed.
         max_overtakes: how often a request may be overtaken by those with longer cached prefixes.
         match_window: how many waiting requests are searched for the longest cached prefix.
+        on_failed_step: whether the requests of a step that failed on the device are computed
+            again, once each, or fail.
         is_deterministic: a token's KV is always computed in the same way; needs a `fixed` gear
             table, and caches with its chunk as their grid.
     """
@@ -32,6 +35,7 @@ class EngineLimits:
     max_overtakes: int = 32
     match_window: int = 64
     is_deterministic: bool = False
+    on_failed_step: Literal["recompute", "fail"] = "recompute"
 
 
 def check_limits(

@@ -49,18 +49,22 @@ from runtime_cache.engine.events import (
     RequestArrived,
     StepDone,
     StepFailed,
+    StepHung,
     UnpinAsked,
     VerifyAsked,
 )
+from runtime_cache.engine.recovery import Recovery
 from runtime_cache.engine.request import BadLogits, NewRequest, Sampled, TokenArray
 from runtime_cache.engine.state import EngineState
 from runtime_cache.errors import (
+    AclError,
     CapacityError,
     DeviceError,
     DeviceLost,
     InternalError,
     InvalidRequest,
     RuntimeCacheError,
+    StepTimeout,
     UnknownEntry,
 )
 from runtime_cache.ids import DEFAULT_TENANT, PrefixId, RequestId, TenantName
@@ -90,6 +94,7 @@ class EngineLoop:
         fatal: done, with the error, once the device is lost or the engine itself is broken: the
             process should end. Every request has been answered by then, with that error, and so
             are those that come later.
+        recovery: what is done with the device after a step that failed.
     """
 
     def __init__(
@@ -97,12 +102,15 @@ class EngineLoop:
         state: EngineState,
         run_step: StepRunner,
         clock: Callable[[], float] = time.monotonic,
+        recovery: Recovery | None = None,
     ) -> None:
         """Args:
         run_step: runs a batch on the device and samples; raises DeviceError.
         clock: seconds; the only clock the engine knows.
+        recovery: None for a device that is well as soon as its step has failed.
         """
         self.state = state
+        self.recovery = recovery or Recovery()
         self.fatal: asyncio.Future[RuntimeCacheError] = asyncio.get_running_loop().create_future()
         self._run_step = run_step
         self._clock = clock
@@ -114,6 +122,15 @@ class EngineLoop:
         self._step_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._drained = asyncio.Event()
+
+    @property
+    def condition(self) -> str:
+        """How it goes, in a word of `ipc.replies.Pong.state`."""
+        if self.recovery.state != "serving":
+            return self.recovery.state
+        if self._broken is not None:
+            return "broken"
+        return "draining" if self.state.is_draining else "serving"
 
     @property
     def num_unanswered(self) -> int:
@@ -220,6 +237,8 @@ class EngineLoop:
     async def drain(self, timeout_s: float) -> int:
         """Take no new requests, let the admitted ones end, then cancel what is left.
 
+        A step that hangs by then is given up: the device is lost.
+
         Returns:
             How many requests had to be cancelled. No step is in flight on return.
         """
@@ -229,6 +248,7 @@ class EngineLoop:
         left = list(self._sinks)
         for request_id in left:
             self.cancel(request_id, "shutdown")
+        self.recovery.give_up()
         while self._step_task is not None:
             await self._step_task
         self._set_timer(None)
@@ -287,27 +307,26 @@ class EngineLoop:
         event: Event
         try:
             samples = await running
+            self.recovery.note_done()
             event = StepDone(batch.step_id, samples, self._clock())
         except Exception as error:
-            event = self._step_failed(batch, error)
+            event = await self._after_failure(batch, _known(batch, error))
         self._step_task = None
         self._handle(event)
 
-    def _step_failed(self, batch: StepBatch, error: Exception) -> StepFailed:
-        if not isinstance(error, RuntimeCacheError):
-            wrapped = InternalError(f"step {batch.step_id} failed: {error}")
-            wrapped.__cause__ = error
-            error = wrapped
-        is_device = isinstance(error, DeviceError)
-        log.error(
-            "step_failed",
-            step=batch.step_id,
-            role=batch.role,
-            error=str(error),
-            exc_info=None if is_device else error,
-        )
-        if isinstance(error, DeviceLost):
-            self._break(error)
+    async def _after_failure(self, batch: StepBatch, error: RuntimeCacheError) -> StepFailed:
+        """The step has failed; on return nothing of it runs, and another one can, or none ever."""
+        _log_failure(batch, error)
+        try:
+            if isinstance(error, DeviceLost):
+                raise error
+            if isinstance(error, StepTimeout):
+                hung = StepHung(batch.step_id, error.message, error.code, self._clock())
+                self._handle(hung)
+            if isinstance(error, AclError):
+                await self.recovery.run(error)
+        except Exception as fatal:
+            self._break(_known(batch, fatal))
         return StepFailed(batch.step_id, error.message, error.code, error.retryable, self._clock())
 
     def _break(self, error: RuntimeCacheError) -> None:
@@ -315,6 +334,8 @@ class EngineLoop:
         if self._broken is not None:
             return
         is_device = isinstance(error, DeviceError)
+        if is_device:
+            self.recovery.note_lost()
         log.error("engine_broken", error=str(error), exc_info=None if is_device else error)
         self._broken = error
         self._set_timer(None)
@@ -342,6 +363,26 @@ class EngineLoop:
 
     def _tick(self) -> None:
         self._handle(ClockTicked(self._clock()))
+
+
+def _known(batch: StepBatch, error: Exception) -> RuntimeCacheError:
+    """The error itself, or one of ours around it."""
+    if isinstance(error, RuntimeCacheError):
+        return error
+    wrapped = InternalError(f"step {batch.step_id} failed: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _log_failure(batch: StepBatch, error: RuntimeCacheError) -> None:
+    log.error(
+        "step_hung" if isinstance(error, StepTimeout) else "step_failed",
+        step=batch.step_id,
+        role=batch.role,
+        rows=len(batch.rows),
+        error=str(error),
+        exc_info=None if isinstance(error, DeviceError) else error,
+    )
 
 
 def _refusal(report: ReportRefused) -> RuntimeCacheError:

@@ -146,14 +146,20 @@ class Scheduler:
             self.running.remove(sequence)
         sequence.cache.drop(sequence.take_blocks(), is_all_suspect=is_all_suspect)
 
-    def recompute(self, sequence: Sequence) -> None:
-        """What a sequence reused or computed is suspect: it is computed again, without the cache.
+    def recompute(self, sequence: Sequence, *, is_all_suspect: bool) -> None:
+        """A sequence's step has failed: what the step wrote is dropped, and computed again.
 
-        What others hold or go on from stays, as its `suspects`, until it has shown whose fault it
-        was.
+        It goes before all that wait; of several the one that is put back last goes first.
+
+        Args:
+            is_all_suspect: what it reused or computed before is not trusted either, so it goes on
+                without the cache. What others hold or go on from stays, as its `suspects`, until
+                it has shown whose fault it was.
         """
         self.running.remove(sequence)
-        sequence.suspects = sequence.cache.drop(sequence.start_again(), is_all_suspect=True)
+        table = sequence.start_again(is_caching=not is_all_suspect)
+        stayed = sequence.cache.drop(table, is_all_suspect=is_all_suspect)
+        sequence.suspects = sequence.suspects or stayed
         self._queue_of(sequence).put_back(sequence)
 
     def withdraw_copies(self, step: Step) -> None:

@@ -73,6 +73,7 @@ class Sequence:
         report: what the cache did at its first admission; None before.
         is_caching: whether it reads and writes the cache.
         suspects: blocks of others that it got bad logits with, and is being computed without.
+        num_failures: steps that it was in and that failed.
         num_overtaken: how many later requests were admitted before it.
         last_step: number of the last step it was in; 0 for none.
     """
@@ -92,6 +93,7 @@ class Sequence:
         "last_step",
         "max_tokens",
         "num_computed",
+        "num_failures",
         "num_overtaken",
         "num_tokens",
         "number",
@@ -146,7 +148,7 @@ class Sequence:
         self.prefilled_tokens = 0
         self.is_caching = request.use_cache
         self.suspects: list[PrefixNode] = []
-        self.num_overtaken = 0
+        self.num_failures = self.num_overtaken = 0
         self.status: Status = "waiting"
         self._hint = MatchHint()
         self._is_deterministic = is_deterministic
@@ -269,11 +271,17 @@ class Sequence:
         self.num_computed = 0
         return self.take_blocks()
 
-    def start_again(self) -> BlockTable:
-        """Give up the blocks, for the caller to drop, and compute everything without the cache."""
+    def start_again(self, *, is_caching: bool) -> BlockTable:
+        """Give up the blocks, for the caller to drop, and compute again what is lost.
+
+        The tokens stay, those of the answer too: so the answer goes on where it was.
+
+        Args:
+            is_caching: False to compute everything without the cache from now on.
+        """
         self.move("recomputed")
         self.num_computed = 0
-        self.is_caching = False
+        self.is_caching = self.is_caching and is_caching
         return self.take_blocks()
 
     def take_blocks(self) -> BlockTable:

@@ -28,11 +28,14 @@ class EngineCounters:
         failed: ended by a failed step or for want of blocks.
         registered: prefixes registered.
         late: cancels of requests that were unknown or had ended.
-        recomputed: requests that got bad logits after a hit, and were computed without the cache.
+        recomputed: how often a request was computed again.
+        recomputed_by: the same by reason: `failed_step`, or `bad_logits` after a hit, in which case
+            without the cache.
         preemptions: how often a request had to give its blocks up.
         prefill_steps: steps that were started with a chunk of one prompt.
         decode_steps: steps that were started with one token each of several requests.
         failed_steps: those of both that failed.
+        hung_steps: those of them that did not end in time.
         prefill_tokens: tokens computed in prefill: of prompts, and after a preemption again
             whatever was lost of prompt and answer.
         decode_tokens: answer tokens fed back.
@@ -48,10 +51,12 @@ class EngineCounters:
     registered: int = 0
     late: int = 0
     recomputed: int = 0
+    recomputed_by: Counter[str] = field(default_factory=Counter)
     preemptions: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
     failed_steps: int = 0
+    hung_steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
 

@@ -17,7 +17,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from runtime_cache.cache import verification
 from runtime_cache.cache.block_table import BlockTable
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.results import Keep
@@ -39,7 +38,9 @@ from runtime_cache.engine.events import (
     RequestArrived,
     StepDone,
     StepFailed,
+    StepHung,
 )
+from runtime_cache.engine.failures import Failed, Failures
 from runtime_cache.engine.gears import GearTable
 from runtime_cache.engine.limits import EngineLimits, check_limits
 from runtime_cache.engine.pace import Pace
@@ -106,6 +107,9 @@ class EngineState:
         self._deadlines = Deadlines()
         self._pace = Pace()
         self._counters = EngineCounters()
+        self._failures = Failures(
+            self._scheduler, self._counters, is_recomputing=limits.on_failed_step == "recompute"
+        )
         self._is_draining = False
         self._now_s = -math.inf
         self._out: list[Command] = []
@@ -137,6 +141,11 @@ class EngineState:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused because the daemon ends."""
+        return self._is_draining
+
+    @property
     def is_drained(self) -> bool:
         """Whether the drain is over: nothing unanswered, no step in flight."""
         return self._is_draining and not self._unanswered and self._in_flight is None
@@ -165,6 +174,7 @@ class EngineState:
                 self._counters,
                 preemptions=scheduler.num_preemptions,
                 cancelled_by=self._counters.cancelled_by.copy(),
+                recomputed_by=self._counters.recomputed_by.copy(),
             ),
             tenants=tenants,
         )
@@ -200,7 +210,9 @@ class EngineState:
             case CancelRequested():
                 self._on_cancel(event)
             case StepFailed():
-                self._on_step_failed(event)
+                self._end_failed(self._failures.failed(self._take_step(event.step_id), event))
+            case StepHung():
+                self._end_failed(self._failures.hung(self._step(event.step_id), event))
             case ClockTicked():
                 pass  # the deadlines are looked at after every event
             case DrainStarted():
@@ -267,10 +279,14 @@ class EngineState:
             self._counters.decode_steps += 1
         self._out.append(RunStep(step.batch))
 
-    def _take_step(self, step_id: StepId) -> Step:
+    def _step(self, step_id: StepId) -> Step:
         step = self._in_flight
         if step is None or step.batch.step_id != step_id:
             raise InternalError(f"step {step_id} has ended, but in flight is {step and step.batch}")
+        return step
+
+    def _take_step(self, step_id: StepId) -> Step:
+        step = self._step(step_id)
         self._in_flight = None
         return step
 
@@ -296,9 +312,9 @@ class EngineState:
                 cleared.append(sequence)
         # Last, since what is dropped here may be what the others have just gone on from.
         for sequence, logits in bad:
-            self._on_bad_logits(sequence, logits)
+            self._end_failed(self._failures.bad_logits(sequence, logits))
         for sequence in cleared:
-            self._convict(sequence)
+            self._failures.convict(sequence, self._tables())
 
     def _settle(self, sequence: Sequence, num_fed: int, sampled: Sampled | None) -> None:
         num_prefilled = self._scheduler.settle(sequence, num_fed)
@@ -306,19 +322,6 @@ class EngineState:
         self._counters.decode_tokens += num_fed - num_prefilled
         if sequence.status == "ready":
             self._go_on(sequence, sampled)
-
-    def _on_bad_logits(self, sequence: Sequence, logits: BadLogits) -> None:
-        """They may come from the KV of any earlier token.
-
-        Who has reused any is computed again without the cache; who has not, fails.
-        """
-        if sequence.status == "stepping" and sequence.blocks().num_hit_tokens:
-            self._counters.recomputed += 1
-            self._scheduler.recompute(sequence)
-            return
-        request_id = sequence.request.request_id
-        failure = FailRequest(request_id, "bad_logits", logits.message, retryable=False)
-        self._discard(sequence, failure, is_all_suspect=True)
 
     def _go_on(self, sequence: Sequence, sampled: Sampled | None) -> None:
         """After a step: take the sampled token, end what is complete."""
@@ -339,31 +342,10 @@ class EngineState:
             rest = sequence.answer.rest()
             self._finish(sequence, "length" if rest.stop is None else "stop", rest)
 
-    def _on_step_failed(self, event: StepFailed) -> None:
-        step = self._take_step(event.step_id)
-        self._counters.failed_steps += 1
-        self._scheduler.withdraw_copies(step)
-        for sequence in step.sequences:
-            failure = FailRequest(
-                sequence.request.request_id, event.code, event.message, event.retryable
-            )
-            self._discard(sequence, failure, is_all_suspect=False)
-
-    def _discard(self, sequence: Sequence, failure: FailRequest, *, is_all_suspect: bool) -> None:
-        """What a step computed for this request is not usable: it ends, unless it has already."""
-        is_unanswered = sequence.status == "stepping"
-        self._scheduler.discard(sequence, is_all_suspect=is_all_suspect)
-        if is_unanswered:
-            self._counters.failed += 1
+    def _end_failed(self, failed: list[Failed]) -> None:
+        for sequence, answer in failed:
             self._forget(sequence)
-            self._out.append(failure)
-
-    def _convict(self, sequence: Sequence) -> None:
-        """Without the cache its logits are good: what it had reused is damaged somewhere."""
-        damaged = next((node for node in sequence.suspects if node.is_indexed), None)
-        sequence.suspects = []
-        if damaged is not None:
-            verification.drop(sequence.cache, damaged, self._tables())
+            self._out.append(answer)
 
     # -- ends ---------------------------------------------------------------------------------
 

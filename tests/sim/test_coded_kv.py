@@ -178,7 +178,7 @@ async def test_two_tenants_with_the_same_prompts(coded_bundle: Bundle) -> None:
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 async def test_a_step_that_fails_on_its_copies(coded_bundle: Bundle, call: int) -> None:
     """One of: upload, copy, append, download. What it was to write is never reused."""
-    async with watched(coded_bundle) as host:
+    async with watched(coded_bundle, on_failed_step="fail") as host:
         await leave_cached(host, PROMPT[: 2 * BLOCK + 3])
         faults.inject("acl.rt.memcpy_async", code=507013, call=call, when="run")
         assert isinstance(await host.submit(PROMPT[:12], 1).final, FailRequest)

@@ -47,7 +47,7 @@ async def test_each_call(
     tiny_bundle: Bundle, function: str, when: Literal["call", "run"], record_property: Any
 ) -> None:
     comparison = Comparison()
-    async with served(tiny_bundle) as host:
+    async with served(tiny_bundle, on_failed_step="fail") as host:
         await prepare(host)
         right = await host.greedy(PROMPT, NUM_TOKENS)
         assert right.cached == NUM_CACHED

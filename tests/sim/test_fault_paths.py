@@ -258,26 +258,54 @@ async def test_a_deadline_in_the_queue(tiny_bundle: Bundle, tmp_path: Path) -> N
 @pytest.mark.parametrize("function", [EXECUTE, COPY])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_step_that_fails(
-    house: House, client: Client, role: str, function: str, when: Any
+    tiny_bundle: Bundle, tmp_path: Path, role: str, function: str, when: Any
 ) -> None:
     """Its requests fail, those that wait are served, and nothing it wrote is ever reused."""
-    house.pause_at(is_prefill(32) if role == "prefill" else is_decode(110))
-    answer = client.generate(LONG, ignore_eos=True)
-    await house.paused()
-    waiting = client.generate("b", max_tokens=3, ignore_eos=True)
-    await client.ping()  # so it has arrived
-    fault = faults.inject(function, code=507015, when=when)
-    house.resume()
-    error = await failure_of(answer.result())
-    assert fault.has_fired
-    assert (error.code, error.retryable) == ("acl", True)
-    assert "507015" in str(error)
-    assert (await waiting.result()).finish_reason == "length"
-    assert house.runtime.cache.counters.dropped_blocks > 0
-    again = await ask(client, LONG)
-    comparison = Comparison()
+    async with (
+        open_house(tiny_bundle, tmp_path, on_failed_step="fail") as house,
+        Client(house.server.endpoint) as client,
+    ):
+        house.pause_at(is_prefill(32) if role == "prefill" else is_decode(110))
+        answer = client.generate(LONG, ignore_eos=True)
+        await house.paused()
+        waiting = client.generate("b", max_tokens=3, ignore_eos=True)
+        await client.ping()  # so it has arrived
+        fault = faults.inject(function, code=507015, when=when)
+        house.resume()
+        error = await failure_of(answer.result())
+        assert fault.has_fired
+        assert (error.code, error.retryable) == ("acl", True)
+        assert "507015" in str(error)
+        assert (await waiting.result()).finish_reason == "length"
+        assert house.runtime.cache.counters.dropped_blocks > 0
+        again = await ask(client, LONG)
+        comparison = Comparison()
+        prompt = house.runtime.tokenizer.encode(LONG, add_bos=True).tolist()
+        comparison.check(again.token_ids, *oracle(tiny_reference(), prompt, 8))
+        await house.check(client)
+
+
+@pytest.mark.parametrize("when", ["call", "run"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_step_that_fails_once_is_computed_again(
+    house: House, client: Client, role: str, when: Any
+) -> None:
+    """Its client notices nothing but the time: no token twice, none lost."""
     prompt = house.runtime.tokenizer.encode(LONG, add_bos=True).tolist()
-    comparison.check(again.token_ids, *oracle(tiny_reference(), prompt, 8))
+    house.pause_at(is_prefill(32) if role == "prefill" else is_decode(110))
+    answer = client.generate(LONG, max_tokens=20, temperature=0, ignore_eos=True)
+    await house.paused()
+    fault = faults.inject(EXECUTE, code=507015, when=when)
+    house.resume()
+    pieces = [piece async for piece in answer]
+    tokens = [token for piece in pieces for token in piece.token_ids]
+    assert fault.has_fired
+    Comparison().check(tokens, *oracle(tiny_reference(), prompt, 20))
+    assert "".join(piece.text for piece in pieces) == house.runtime.tokenizer.decode(tokens)
+    stats = await client.stats()
+    assert stats["engine"]["recomputed_by"] == {"failed_step": 1}
+    assert stats["engine"]["failed_steps"] == stats["device"]["num_probes"] == 1
+    assert (stats["engine"]["failed"], stats["device"]["num_failed"]) == (0, 0)
     await house.check(client)
 
 

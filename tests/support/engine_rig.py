@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from runtime_cache.engine.events import (
     RequestArrived,
     StepDone,
     StepFailed,
+    StepHung,
     UnpinAsked,
 )
 from runtime_cache.engine.gears import GearTable, Role
@@ -207,6 +208,7 @@ def limits(
     max_overtakes: int = 32,
     match_window: int = 64,
     is_deterministic: bool = False,
+    on_failed_step: Literal["recompute", "fail"] = "fail",
 ) -> EngineLimits:
     """An engine's limits, where a test does not care about all of them."""
     return EngineLimits(
@@ -216,6 +218,7 @@ def limits(
         max_overtakes,
         match_window,
         is_deterministic,
+        on_failed_step,
     )
 
 
@@ -369,6 +372,11 @@ class EngineRig:
         batch = self._take_batch()
         self.pool.poison(batch)
         self.handle(StepFailed(batch.step_id, "broken", "device", retryable, self.now_s))
+
+    def step_hung(self) -> None:
+        """The step in flight does not end in time, and goes on."""
+        assert self.batch is not None, "no step is in flight"
+        self.handle(StepHung(self.batch.step_id, "late", "step_timeout", self.now_s))
 
     def run(self) -> None:
         """Let everything run to its end."""

@@ -40,7 +40,7 @@ class House:
         self.runtime = runtime
         self.clock = Clock()
         self.seen: list[ClientRef] = []
-        self.engine = EngineLoop(runtime.engine.state, self._run_step, self.clock)
+        self.engine = EngineLoop(runtime.engine.state, self._run_step, self.clock, runtime.recovery)
         self.server = Server(endpoint, self, role="admin", **server)
         self.service = Service(
             self.engine,

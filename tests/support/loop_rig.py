@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.commands import EmitTokens, FailRequest, FinishRequest
 from runtime_cache.engine.limits import EngineLimits
 from runtime_cache.engine.loop import Answer, EngineLoop
+from runtime_cache.engine.recovery import Recovery
 from runtime_cache.engine.request import Detokenizer, NewRequest, Sampled, SamplingParams
 from runtime_cache.engine.state import EngineState
 from runtime_cache.ids import PrefixId, RequestId
@@ -114,14 +116,26 @@ class LoopRig:
         journal: steps begun and answers delivered, in order.
     """
 
-    def __init__(self, *, num_blocks: int = 24, max_running: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 24,
+        max_running: int | None = None,
+        on_failed_step: Literal["recompute", "fail"] = "fail",
+        recovery: Recovery | None = None,
+    ) -> None:
         caches = make_caches(num_blocks)
         (self.cache,) = caches.values()
-        config = EngineLimits(max_waiting=8, interleave_chunk_tokens=8, max_running=max_running)
+        config = EngineLimits(
+            max_waiting=8,
+            interleave_chunk_tokens=8,
+            max_running=max_running,
+            on_failed_step=on_failed_step,
+        )
         state = EngineState(caches, small_gears(), config)
         self.clock = Clock()
         self.journal: list[str] = []
-        self.engine = EngineLoop(state, self._begin, self.clock)
+        self.engine = EngineLoop(state, self._begin, self.clock, recovery)
         self._pool = FakePool([self.cache])
         self._begun: asyncio.Queue[RunningStep] = asyncio.Queue()
         self._next_id = 1

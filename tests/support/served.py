@@ -122,7 +122,7 @@ class Served:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.batches: list[StepBatch] = []
-        self.engine = EngineLoop(runtime.engine.state, self._run_step)
+        self.engine = EngineLoop(runtime.engine.state, self._run_step, recovery=runtime.recovery)
         self._next_id = 1
 
     def submit(self, prompt: Sequence[int], max_tokens: int = 6, **request: Any) -> Ear:

@@ -18,7 +18,11 @@ IMPURE = {"asyncio", "zmq", "acl", "structlog", "time", "random", "os", "uvloop"
 
 #: Pure as a whole, but for the engine's hands. Other modules are pure if their docstring says so.
 PURE_PACKAGES = ("runtime_cache.cache", "runtime_cache.engine")
-NOT_PURE = ("runtime_cache.engine.executor", "runtime_cache.engine.loop")
+NOT_PURE = (
+    "runtime_cache.engine.executor",
+    "runtime_cache.engine.loop",
+    "runtime_cache.engine.recovery",
+)
 
 
 @dataclass(frozen=True)
