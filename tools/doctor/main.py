@@ -1,0 +1,130 @@
+"""`rtcache-doctor`: says in words what is wrong with a host and how to mend it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from runtime_cache import __version__
+from runtime_cache.errors import BundleError, ConfigError
+from tools.doctor.examine import Request, examine
+from tools.doctor.host import this_host
+from tools.doctor.om_file import read_om_file
+from tools.doctor.report import as_json, render, wrap
+
+EXIT_OK = 0
+EXIT_PROBLEMS = 1
+EXIT_USAGE = 2
+
+_EPILOG = """\
+examples:
+  rtcache-doctor                                   is this host fit for a card?
+  rtcache-doctor --config rtcached.toml            and for this daemon?
+  rtcache-doctor --bundle bundles/llama --device npu:0
+  rtcache-doctor om bundles/llama/model.om         what an .om was made for
+
+run it as the user, and with the environment, that the daemon will have.
+
+exit codes:
+  0 no problem (there may be warnings)   1 a problem   2 wrong command line
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        if words[:1] == ["om"]:
+            return _om(_om_parser().parse_args(words[1:]))
+        return _examine(_parser().parse_args(words))
+    except BrokenPipeError:  # `rtcache-doctor | head`
+        # Python would complain once more when it flushes at exit: there must be something to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def _examine(args: argparse.Namespace) -> int:
+    request = Request(
+        device=args.device,
+        bundle=args.bundle,
+        config=args.config,
+        has_checksums=args.checksums,
+        may_probe=args.probe,
+    )
+    try:
+        found = examine(this_host(), request)
+    except ConfigError as error:
+        print(f"rtcache-doctor: {error.message}", file=sys.stderr)
+        return EXIT_USAGE
+    result = as_json(found.device, found.findings)
+    if args.json:
+        _print_json(result)
+    else:
+        title = f"rtcache-doctor {__version__}: this host, for {found.device}"
+        print(render(title, found.findings, has_colours=sys.stdout.isatty()), flush=True)
+    return EXIT_PROBLEMS if result["has_problems"] else EXIT_OK
+
+
+def _om(args: argparse.Namespace) -> int:
+    try:
+        report = read_om_file(args.file)
+    except (BundleError, OSError) as error:
+        if args.json:
+            _print_json({"file": str(args.file), "error": str(error)})
+        print(f"rtcache-doctor: {error}", file=sys.stderr)
+        return EXIT_PROBLEMS
+    if args.json:
+        _print_json({"file": str(args.file), "kind": report.kind, **report.facts})
+    else:
+        lines = [f"{args.file}:", *report.lines]
+        print("\n".join(part for line in lines for part in wrap(line)), flush=True)
+    return EXIT_OK
+
+
+def _print_json(value: object) -> None:
+    print(msgspec.json.encode(value).decode(), flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rtcache-doctor",
+        usage="rtcache-doctor [options]\n       rtcache-doctor om FILE [--json]",
+        description="Checks a host: says what is wrong with it and how to mend it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"rtcache-doctor {__version__}")
+    parser.add_argument("--bundle", type=Path, metavar="DIR", help="made by rtcache-convert")
+    parser.add_argument("--config", metavar="FILE", help="the daemon's rtcached.toml")
+    parser.add_argument(
+        "--device", metavar="NAME", help="npu:N or sim:0; else as the configuration says, or npu:0"
+    )
+    parser.add_argument(
+        "--checksums", action="store_true", help="read the whole bundle and check every file"
+    )
+    parser.add_argument(
+        "--no-probe",
+        dest="probe",
+        action="store_false",
+        help="only look: do not use the device through pyACL",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    return parser
+
+
+def _om_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rtcache-doctor om", description="Says what an .om file was made for, and by what."
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

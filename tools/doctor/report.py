@@ -1,0 +1,81 @@
+"""Findings for people, in 80 columns, and for programs. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from tools.doctor.findings import Finding, Status, count
+
+WIDTH = 80
+_MARGIN = 20
+_ARROW = "-> "
+_COLOURS: dict[Status, str] = {"ok": "32", "warning": "33", "problem": "31;1", "skipped": "2"}
+_NOUNS: dict[Status, tuple[str, str]] = {
+    "problem": ("problem", "problems"),
+    "warning": ("warning", "warnings"),
+    "ok": ("ok", "ok"),
+    "skipped": ("skipped", "skipped"),
+}
+
+
+def render(title: str, findings: Sequence[Finding], *, has_colours: bool) -> str:
+    """All findings and a summary, one text."""
+    lines = wrap(title)
+    for finding in findings:
+        lines += _lines(finding, has_colours=has_colours)
+    return "\n".join([*lines, "", summary(findings)])
+
+
+def summary(findings: Iterable[Finding]) -> str:
+    """How many there are of each kind."""
+    numbers = count(findings)
+    return ", ".join(
+        f"{number} {_NOUNS[status][number != 1]}"
+        for status, number in numbers.items()
+        if number or status == "problem"
+    )
+
+
+def as_json(device: str, findings: Sequence[Finding]) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "device": device,
+        "has_problems": any(finding.status == "problem" for finding in findings),
+        "summary": count(findings),
+        "findings": msgspec.to_builtins(findings),
+    }
+
+
+def _lines(finding: Finding, *, has_colours: bool) -> Iterator[str]:
+    status = f"{finding.status:<8}"
+    if has_colours:
+        status = f"\x1b[{_COLOURS[finding.status]}m{status}\x1b[0m"
+    first, *others = wrap(finding.text, WIDTH - _MARGIN)
+    yield f"{status} {finding.check:<10} {first}"
+    yield from (" " * _MARGIN + line for line in others)
+    if finding.remedy:
+        yield from (
+            " " * _MARGIN + line for line in wrap(f"{_ARROW}{finding.remedy}", WIDTH - _MARGIN)
+        )
+
+
+def wrap(text: str, width: int = WIDTH) -> list[str]:
+    """Lines of a text; a path or option is never cut, so it may stand out."""
+    indent = "   " if text.startswith(_ARROW) else ""
+    lines = textwrap.wrap(
+        _printable(text),
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [""]
+
+
+def _printable(text: str) -> str:
+    """Without what could steer a terminal: texts come from files and other programs."""
+    return "".join(c if c.isprintable() else " " for c in text)
