@@ -30,8 +30,9 @@ from runtime_cache.aclsim.atc_graph import (
 from runtime_cache.aclsim.atc_options import AtcError, AtcOptions, parse_options
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.mapping import round_up
-from runtime_cache.aclsim.models import new_session
-from runtime_cache.aclsim.om import Gear, OmHeader, Section, read_om, write_om
+from runtime_cache.aclsim.om import Gear, OmHeader, Section, read_om
+from runtime_cache.aclsim.om_writer import write_om
+from runtime_cache.aclsim.sessions import new_session
 from runtime_cache.aclsim.settings import SimSettings
 
 _WORKSPACE_STEP_BYTES = 2 << 20

@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 _kinds = itertools.count(1)
 _SPACING = 16
+_KIND_BITS = 40
 
 
 class HandleTable(Generic[T]):
@@ -24,7 +25,7 @@ class HandleTable(Generic[T]):
     def __init__(self, what: str, code: int) -> None:
         self._what = what
         self._code = code
-        self._numbers = itertools.count((next(_kinds) << 40) + _SPACING, _SPACING)
+        self._numbers = itertools.count((next(_kinds) << _KIND_BITS) + _SPACING, _SPACING)
         self._live: dict[int, T] = {}
 
     def __len__(self) -> int:
@@ -51,8 +52,17 @@ class HandleTable(Generic[T]):
             raise AclFailure(self._code, f"{handle:#x} is no live {self._what}")
         return item
 
+    def ordinal(self, handle: int) -> int:
+        """Which entry of the table a handle was, from 0; errors as `get`."""
+        self.get(handle)
+        return (handle & ((1 << _KIND_BITS) - 1)) // _SPACING - 1
+
     def remove(self, handle: int) -> T:
         """Takes the object out; errors as `get`."""
         item = self.get(handle)
         del self._live[handle]
         return item
+
+    def discard(self, handle: int) -> None:
+        """Takes the object out if it is still there."""
+        self._live.pop(handle, None)

@@ -3,34 +3,41 @@
     magic 8 B | version u32 | header length u32 | SHA-256 of the header 32 B
     header (JSON, UTF-8) | graph (ONNX protobuf) | padding | weights
 
-Weights stay in the file: the graph refers to them as ONNX external data, relative to the start of
-the weights section, so that ONNX Runtime maps them. The format has nothing in common with the `.om`
-of a real SoC (`IMOD`, or a zip from CANN 9.2 on), which is refused by name.
+Weights stay where they are: the graph refers to them as ONNX external data, relative to the start
+of the weights section, or as files beside the `.om` (`--external_weight`), so that ONNX Runtime
+maps them. The format has nothing in common with the `.om` of a real SoC (`IMOD`, or a zip from
+CANN 9.2 on), which is refused with what its header tells.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import mmap
 import struct
-import tempfile
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Literal
 
 import msgspec
 
+from om_models.om_header import MAGIC as REAL_MAGIC
+from om_models.om_header import ZIP_MAGIC, OmHeaderError, origin, read_om_header
 from runtime_cache.aclsim import codes
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.mapping import round_up
 
 MAGIC = b"RTCSIMOM"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+#: Version 1 lacks ranges, gear kinds and external weights; what it has means the same.
+READABLE_VERSIONS = (1, 2)
 WEIGHT_ALIGN_BYTES = 4096
-_PREFIX = struct.Struct("<8sII32s")
+#: As which file the graph refers to the weights section.
+SECTION_NAME = "weights"
+PREFIX = struct.Struct("<8sII32s")
 _MAX_HEADER_BYTES = 64 << 20
-_REAL_MAGICS = (b"IMOD", b"PK\x03\x04")
+
+#: What one gear varies: dims anywhere, the first dim, or height and width.
+GearKind = Literal["dims", "batch", "image"]
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
@@ -39,12 +46,17 @@ class TensorInfo(msgspec.Struct, frozen=True):
     Attributes:
         name: as in the ONNX graph.
         onnx_type: `TensorProto.DataType` number.
-        dims: sizes; -1 where gears decide.
+        dims: sizes; -1 where gears or the run decide.
     """
 
     name: str
     onnx_type: int
     dims: list[int]
+
+    @property
+    def acl_dtype(self) -> int:
+        """Its `aclDataType`."""
+        return codes.ACL_DTYPES[self.onnx_type][0]
 
     def size_bytes(self, dims: list[int]) -> int:
         """Bytes of the tensor at the given concrete dims."""
@@ -58,7 +70,8 @@ class Gear(msgspec.Struct, frozen=True):
     """One compiled shape.
 
     Attributes:
-        values: what stands for each -1, in input order.
+        values: what stands for the -1s: for each of them in input order (`dims`), or one number
+            for all (`batch`), or height and width (`image`). Empty in a static model.
         inputs, outputs: full dims of every input and output.
     """
 
@@ -79,14 +92,34 @@ class Section(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class ExternalFile(msgspec.Struct, frozen=True):
+    """Weights in a file of their own.
+
+    Attributes:
+        name: relative to the `.om`'s directory.
+        length: bytes.
+    """
+
+    name: str
+    length: int
+
+
 class OmHeader(msgspec.Struct, frozen=True):
     """All that is known of a compiled model without its graph.
 
     Attributes:
-        gears: one entry for a static model, whose `values` are empty.
+        gears: one entry for a static model, whose `values` are empty; none for one with ranges.
         workspace_bytes: work memory charged at load; an estimate.
         atc_command: the command line that made the file.
         versions: of the tools that made it.
+        gear_kind: what the gears vary; without meaning in other models.
+        ranges: (least, most) of each dim of each input of a model with ranges, most -1 if nothing
+            bounds it; empty in other models.
+        input_format: `--input_format`.
+        external: weights beside the file.
+        has_atc_rules: whether ATC's parser would take the model; False after `--no-atc-rules`.
+        host: system and processor that it needs, such as `linux_x86_64`, or "" for any.
+        has_bfloat16: whether a tensor of the graph has that type.
     """
 
     inputs: list[TensorInfo]
@@ -98,11 +131,23 @@ class OmHeader(msgspec.Struct, frozen=True):
     workspace_bytes: int
     graph: Section
     weights: Section
+    gear_kind: GearKind = "dims"
+    ranges: list[list[tuple[int, int]]] = []
+    input_format: str = "ND"
+    external: list[ExternalFile] = []
+    has_atc_rules: bool = True
+    host: str = ""
+    has_bfloat16: bool = False
 
     @property
     def has_gears(self) -> bool:
         """Whether the model has a gear selector input."""
-        return bool(self.gears[0].values)
+        return bool(self.gears) and bool(self.gears[0].values)
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether each run decides the shapes."""
+        return not self.gears
 
     @property
     def largest_gear(self) -> int:
@@ -110,21 +155,33 @@ class OmHeader(msgspec.Struct, frozen=True):
         totals = [sum(_product(dims) for dims in gear.inputs) for gear in self.gears]
         return totals.index(max(totals))
 
+    @property
+    def external_bytes(self) -> int:
+        """Bytes of the weights beside the file."""
+        return sum(file.length for file in self.external)
+
 
 @dataclass(frozen=True, slots=True)
 class OmFile:
-    """A checked `.om`.
+    """A checked `.om`, on disk or in memory.
 
     Attributes:
-        path: absolute.
+        label: how sentences call it.
         graph: the ONNX model, external data relative to the weights section.
         weights_offset: where that section starts.
+        path: absolute; None for one in memory.
+        image: the whole model in memory, which must stay as long as this object is used; None for
+            a file.
+        weight_directory: where external weights are looked for; None if nobody said.
     """
 
-    path: Path
+    label: str
     header: OmHeader
     graph: bytes
     weights_offset: int
+    path: Path | None = None
+    image: memoryview | None = None
+    weight_directory: Path | None = None
 
 
 def read_om(path: str) -> OmFile:
@@ -137,118 +194,88 @@ def read_om(path: str) -> OmFile:
     absolute = Path(path).absolute()
     try:
         with absolute.open("rb") as file:
-            return _read(file, absolute)
+            if not file.read(1):  # nothing to map
+                raise _refused(path, "is not an .om file of the software device: it is empty")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                with memoryview(mapped) as view:
+                    if _is_real(view):
+                        raise _refused(path, explain_real(absolute))
+                    header, graph, offset = _parse(view, path)
     except OSError as error:
         raise AclFailure(codes.GE_MODEL_PATH_INVALID, f"cannot read {path}: {error}") from error
+    directory = absolute.parent
+    return OmFile(path, header, graph, offset, path=absolute, weight_directory=directory)
 
 
-def _read(file: BinaryIO, path: Path) -> OmFile:
-    prefix = file.read(_PREFIX.size)
-    if prefix.startswith(_REAL_MAGICS):
-        raise _refused(
-            path, "was compiled by ATC for a real SoC; the software device cannot run it"
-        )
-    if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
-        raise _refused(path, "is not an .om file of the software device")
-    _, version, header_length, digest = _PREFIX.unpack(prefix)
-    if version != FORMAT_VERSION:
-        raise _refused(path, f"has format {version}; this device reads {FORMAT_VERSION}")
+def read_om_image(image: memoryview, label: str, weight_directory: Path | None = None) -> OmFile:
+    """Checks a model that lies in memory; its weights are neither read nor copied.
+
+    Raises:
+        AclFailure: as `read_om`, but for 145002.
+    """
+    if _is_real(image):
+        raise _refused(label, "was compiled for a real SoC" + _NEXT_STEP)
+    header, graph, offset = _parse(image, label)
+    return OmFile(label, header, graph, offset, image=image, weight_directory=weight_directory)
+
+
+_NEXT_STEP = (
+    "; the software device cannot run it. Compile its ONNX model with"
+    " `python -m runtime_cache.aclsim atc`, or convert it again with `rtcache-convert --target sim`"
+)
+
+
+def _is_real(view: memoryview) -> bool:
+    return bytes(view[:4]) in (REAL_MAGIC, ZIP_MAGIC)
+
+
+def explain_real(path: Path) -> str:
+    """What a real `.om` was compiled for and what to do, to be read after its path."""
+    try:
+        header = read_om_header(path)
+    except OmHeaderError as error:
+        return f"was compiled by ATC for a real SoC and is damaged ({error}){_NEXT_STEP}"
+    if header is None:
+        return f"was replaced while it was read{_NEXT_STEP}"
+    verb = "is" if header.is_om2_zip else "was"
+    command = f" ({header.atc_command})" if header.atc_command else ""
+    return f"{verb} {origin(header)}{command}{_NEXT_STEP}"
+
+
+def _parse(view: memoryview, label: str) -> tuple[OmHeader, bytes, int]:
+    """Header, graph and the offset of the weights of a whole file."""
+    prefix = bytes(view[: PREFIX.size])
+    if len(prefix) < PREFIX.size or not prefix.startswith(MAGIC):
+        raise _refused(label, "is not an .om file of the software device")
+    _, version, header_length, digest = PREFIX.unpack(prefix)
+    if version not in READABLE_VERSIONS:
+        raise _refused(label, f"has format {version}; this device reads up to {FORMAT_VERSION}")
     if header_length > _MAX_HEADER_BYTES:
-        raise _refused(path, f"is damaged: header of {header_length} bytes")
-    raw = file.read(header_length)
+        raise _refused(label, f"is damaged: header of {header_length} bytes")
+    raw = bytes(view[PREFIX.size : PREFIX.size + header_length])
     if hashlib.sha256(raw).digest() != digest:
-        raise _refused(path, "is damaged: the header's checksum differs")
-    header = _decode(raw, path)
-    graph = file.read(header.graph.length)
-    weights_offset = round_up(
-        _PREFIX.size + header_length + header.graph.length, WEIGHT_ALIGN_BYTES
-    )
-    if os.fstat(file.fileno()).st_size != weights_offset + header.weights.length:
-        raise AclFailure(codes.GE_MODEL_DATA_SIZE_INVALID, f"{path} is truncated or has a tail")
+        raise _refused(label, "is damaged: the header's checksum differs")
+    header = _decode(raw, label)
+    graph_offset = PREFIX.size + header_length
+    graph_end = graph_offset + header.graph.length
+    weights_offset = round_up(graph_end, WEIGHT_ALIGN_BYTES)
+    if len(view) != weights_offset + header.weights.length:
+        raise AclFailure(codes.GE_MODEL_DATA_SIZE_INVALID, f"{label} is truncated or has a tail")
+    graph = bytes(view[graph_offset:graph_end])
     if hashlib.sha256(graph).hexdigest() != header.graph.sha256:
-        raise _refused(path, "is damaged: the graph's checksum differs")
-    return OmFile(path, header, graph, weights_offset)
+        raise _refused(label, "is damaged: the graph's checksum differs")
+    return header, graph, weights_offset
 
 
-def _decode(raw: bytes, path: Path) -> OmHeader:
+def _decode(raw: bytes, label: str) -> OmHeader:
     try:
         return msgspec.json.decode(raw, type=OmHeader)
     except msgspec.DecodeError as error:
-        raise _refused(path, f"has an unreadable header: {error}") from error
+        raise _refused(label, f"has an unreadable header: {error}") from error
 
 
-def _refused(path: Path, why: str) -> AclFailure:
-    return AclFailure(codes.GE_LOAD_MODEL, f"{path} {why}")
-
-
-def write_om(
-    path: Path,
-    header: OmHeader,
-    graph: bytes,
-    weights: Iterable[bytes],
-    verify: Callable[[Path], None] = lambda path: None,
-) -> OmHeader:
-    """Writes a file atomically, streaming the weights.
-
-    Args:
-        header: complete but for the checksums, which are filled in; section lengths must be right.
-        weights: chunks, together as long as `header.weights.length`.
-        verify: called with the finished file before it takes its name; may raise to refuse it.
-
-    Returns:
-        The header as written.
-
-    Raises:
-        OSError: the directory cannot be written; nothing is left behind.
-        ValueError: the weights have another length than the header says.
-    """
-    draft = _with_digests(header, hashlib.sha256(graph).hexdigest(), "0" * 64)
-    weights_offset = round_up(
-        _PREFIX.size + len(msgspec.json.encode(draft)) + len(graph), WEIGHT_ALIGN_BYTES
-    )
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            digest = _write_weights(file, weights_offset, weights, header.weights.length)
-            final = _with_digests(draft, draft.graph.sha256, digest)
-            _write_front(file, msgspec.json.encode(final), graph)
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        verify(Path(temporary))
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return final
-
-
-def _with_digests(header: OmHeader, graph: str, weights: str) -> OmHeader:
-    return msgspec.structs.replace(
-        header,
-        graph=Section(header.graph.length, graph),
-        weights=Section(header.weights.length, weights),
-    )
-
-
-def _write_weights(file: BinaryIO, offset: int, chunks: Iterable[bytes], length: int) -> str:
-    """Writes the weights section and returns its SHA-256."""
-    digest = hashlib.sha256()
-    file.seek(offset)
-    for chunk in chunks:
-        digest.update(chunk)
-        file.write(chunk)
-    if file.tell() != offset + length:
-        raise ValueError(f"weights are {file.tell() - offset} bytes, not {length}")
-    if length == 0:
-        file.truncate(offset)
-    return digest.hexdigest()
-
-
-def _write_front(file: BinaryIO, header: bytes, graph: bytes) -> None:
-    file.seek(0)
-    file.write(_PREFIX.pack(MAGIC, FORMAT_VERSION, len(header), hashlib.sha256(header).digest()))
-    file.write(header)
-    file.write(graph)
+def _refused(label: str, why: str) -> AclFailure:
+    return AclFailure(codes.GE_LOAD_MODEL, f"{label} {why}")
 
 
 def _product(dims: list[int]) -> int:
