@@ -22,7 +22,7 @@ from copy import deepcopy
 from time import perf_counter
 from typing import Any
 
-from runtime_cache.aclsim import faults, process
+from runtime_cache.aclsim import faults, process, races
 from runtime_cache.aclsim.codes import RT_FEATURE_NOT_SUPPORTED, SUCCESS
 from runtime_cache.aclsim.failure import AclFailure, last_error, recent_messages
 from runtime_cache.aclsim.ledger import ledger
@@ -238,6 +238,7 @@ def _bind(full_name: str, arg_format: str, body: Body, shape: _ResultShape) -> A
     parse = _parser(full_name, arg_format)
     count_call, strike, on_success = ledger.count_call, faults.script.strike, shape.on_success
     holds_gil = full_name not in RELEASES_GIL
+    act = races.settling(full_name, body)
 
     def call(*args: Any) -> Any:
         values = parse(args)
@@ -248,7 +249,7 @@ def _bind(full_name: str, arg_format: str, body: Body, shape: _ResultShape) -> A
             if failure is not None:
                 process.note_failure(failure)
                 raise failure
-            return on_success(body(*values))
+            return on_success(act(*values))
         except AclFailure as failure:
             return shape.on_failure(_noted(full_name, failure))
         finally:

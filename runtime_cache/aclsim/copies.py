@@ -9,15 +9,19 @@ from __future__ import annotations
 import ctypes
 from functools import partial
 
-from runtime_cache.aclsim import codes
+from runtime_cache.aclsim import codes, races
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.ledger import ledger
 from runtime_cache.aclsim.mapping import fill_releasing_gil
-from runtime_cache.aclsim.memory import BASE_ALIGN_BYTES, DeviceMemory, is_device_address
+from runtime_cache.aclsim.memory import (
+    BASE_ALIGN_BYTES,
+    DeviceMemory,
+    is_device_address,
+    is_host_readable,
+)
 from runtime_cache.aclsim.process import Context, this_process
 from runtime_cache.aclsim.streams import Stream
 
-_RUN_MODE_DEVICE = 0
 _SIDES = {
     codes.HOST_TO_HOST: "H2H",
     codes.HOST_TO_DEVICE: "H2D",
@@ -27,33 +31,39 @@ _SIDES = {
 }
 
 
+# By (dst on the device, src on the device).
+_ACTUAL = {(False, False): "H2H", (False, True): "D2H", (True, False): "H2D", (True, True): "D2D"}
+
+
 def direction(dst: int, dst_max: int, src: int, count: int, kind: int) -> str:
     """Checks the arguments of a copy and returns its direction, such as `H2D`.
+
+    On a board all addresses are alike, and the kind alone decides.
 
     Raises:
         AclFailure: 100000 for a null pointer or an unknown kind, 107000 for a count of 0 or beyond
             `dst_max`, or for a kind that contradicts the addresses.
     """
+    sides = (is_device_address(dst), is_device_address(src))
+    actual = "" if this_process().config.has_one_memory else _ACTUAL[sides]
+    return _direction(dst, dst_max, src, count, kind, actual)
+
+
+def _direction(dst: int, dst_max: int, src: int, count: int, kind: int, actual: str) -> str:
+    """As `direction`; `actual` is what the addresses say, "" on a board."""
     if dst == 0 or src == 0:
         raise AclFailure(codes.INVALID_PARAM, "null pointer")
     if not codes.HOST_TO_HOST <= kind <= codes.HOST_TO_BUFFER_TO_DEVICE:
         raise AclFailure(codes.INVALID_PARAM, f"memcpy kind {kind} is not 0..5")
     if count == 0 or count > dst_max:
         raise AclFailure(codes.RT_PARAM_INVALID, f"count {count} is 0 or above dst_max {dst_max}")
-    actual = _side(src) + "2" + _side(dst)
-    wanted = _SIDES.get(kind, actual)
-    if this_process().config.mode == _RUN_MODE_DEVICE:
-        return wanted  # one memory for both: all addresses are good for either side
-    if actual != wanted:
+    wanted = _SIDES.get(kind, actual or "D2D")
+    if actual not in ("", wanted):
         raise AclFailure(
             codes.RT_PARAM_INVALID,
             f"kind {kind} says {wanted}, but dst {dst:#x} and src {src:#x} make it {actual}",
         )
-    return actual
-
-
-def _side(address: int) -> str:
-    return "D" if is_device_address(address) else "H"
+    return wanted
 
 
 def copy_now(context: Context, dst: int, dst_max: int, src: int, count: int, kind: int) -> None:
@@ -62,9 +72,15 @@ def copy_now(context: Context, dst: int, dst_max: int, src: int, count: int, kin
     Raises:
         AclFailure: as `direction`; 107000 for ranges that are not usable.
     """
-    way = direction(dst, dst_max, src, count, kind)
+    memory = context.device.memory
+    sides = (is_device_address(dst), is_device_address(src))
+    actual = "" if memory.has_one_memory else _ACTUAL[sides]
+    way = _direction(dst, dst_max, src, count, kind, actual)
     if dst != src:
-        context.device.memory.copy(dst, src, count, codes.RT_PARAM_INVALID)
+        pending = context.device.pending()
+        races.note_read(pending, "acl.rt.memcpy", src, count)
+        races.note_write(pending, "acl.rt.memcpy", dst, count)
+        memory.copy(dst, src, count, codes.RT_PARAM_INVALID)
         ledger.count_copy(way, count)
 
 
@@ -77,22 +93,31 @@ def copy_later(
         AclFailure: as `direction`; 207000 for host to host; 107000 for a device end that is not
             64-byte aligned.
     """
-    way = direction(dst, dst_max, src, count, kind)
+    memory = context.device.memory
+    sides = (is_device_address(dst), is_device_address(src))
+    actual = "" if memory.has_one_memory else _ACTUAL[sides]
+    way = _direction(dst, dst_max, src, count, kind, actual)
     if way == "H2H":
         raise AclFailure(codes.RT_FEATURE_NOT_SUPPORTED, "asynchronous host-to-host copy")
-    for address in (dst, src):
-        if is_device_address(address) and address % BASE_ALIGN_BYTES:
-            sentence = f"device address {address:#x} of an async copy is not 64-byte aligned"
-            raise AclFailure(codes.RT_PARAM_INVALID, sentence)
-    memory = context.device.memory
-    pinned = this_process().host_memory.is_pinned
-    if way == "H2D" and not pinned(src):
+    if sides[0] and dst % BASE_ALIGN_BYTES:
+        raise _unaligned(dst)
+    if sides[1] and src % BASE_ALIGN_BYTES:
+        raise _unaligned(src)
+    is_pinned = this_process().host_memory.is_pinned
+    if not sides[1] and not is_pinned(src):
         data = ctypes.create_string_buffer(ctypes.string_at(src, count), count)
-        stream.submit("acl.rt.memcpy_async", partial(_copy_kept, memory, dst, data, count))
+        work = partial(_copy_kept, memory, dst, data, count, way)
+        stream.submit("acl.rt.memcpy_async", work, writes=((dst, count),))
         return
-    stream.submit("acl.rt.memcpy_async", partial(_copy, memory, dst, src, count, way))
-    if way == "D2H" and not pinned(dst):
-        stream.fence().acquire()
+    work = partial(_copy, memory, dst, src, count, way)
+    stream.submit("acl.rt.memcpy_async", work, reads=((src, count),), writes=((dst, count),))
+    if not sides[0] and not is_pinned(dst):
+        stream.wait()
+
+
+def _unaligned(address: int) -> AclFailure:
+    sentence = f"device address {address:#x} of an async copy is not 64-byte aligned"
+    return AclFailure(codes.RT_PARAM_INVALID, sentence)
 
 
 def _copy(memory: DeviceMemory, dst: int, src: int, count: int, way: str) -> None:
@@ -101,10 +126,10 @@ def _copy(memory: DeviceMemory, dst: int, src: int, count: int, way: str) -> Non
 
 
 def _copy_kept(
-    memory: DeviceMemory, dst: int, data: ctypes.Array[ctypes.c_char], count: int
+    memory: DeviceMemory, dst: int, data: ctypes.Array[ctypes.c_char], count: int, way: str
 ) -> None:
     """The turn of a copy whose pageable source was taken at the call."""
-    _copy(memory, dst, ctypes.addressof(data), count, "H2D")
+    _copy(memory, dst, ctypes.addressof(data), count, way)
 
 
 def copy_rows(
@@ -128,6 +153,24 @@ def copy_rows(
         raise AclFailure(codes.INVALID_PARAM, f"memcpy2d knows kinds 1 and 2, not {kind}")
     for row in range(height):
         copy_now(context, dst + row * dpitch, width, src + row * spitch, width, kind)
+
+
+def read_host(function: str, address: int, count: int, code: int) -> bytes:
+    """What the program itself reads there: any host memory, on a board also the device's.
+
+    Raises:
+        AclFailure: `code`, for a null pointer, device memory of a card, and a range that leaves its
+            allocation or was freed.
+    """
+    process = this_process()
+    if address == 0 or not is_host_readable(address):
+        raise AclFailure(code, f"{address:#x} is not readable from the host")
+    process.host_memory.live.check_if_known(address, count, code)
+    if is_device_address(address) and not process.host_memory.is_pinned(address):
+        for device in process.devices.values():
+            device.memory.live.check_if_known(address, count, code)
+    races.note_read(process.pending(), function, address, count)
+    return ctypes.string_at(address, count)
 
 
 def check_fill(ptr: int, max_count: int, count: int) -> None:

@@ -19,10 +19,20 @@ NO_MISUSE = codes.STICKY | {
     codes.RT_MEMORY_ALLOCATION,
     codes.RT_STREAM_SYNC_TIMEOUT,
     codes.RT_EVENT_SYNC_TIMEOUT,
+    codes.RT_REPORT_TIMEOUT,
+    codes.RT_THREAD_SUBSCRIBE,  # a thread that processes reports before it is subscribed
 }
 INJECTED = "injected fault"
 STOPPED = "the context stopped on a failure"
-Kind = Literal["bad_call", "unsynchronised_read", "teardown_order", "dangling", "leak", "gil"]
+Kind = Literal[
+    "bad_call",
+    "unsynchronised_read",
+    "unsynchronised_write",
+    "teardown_order",
+    "dangling",
+    "leak",
+    "gil",
+]
 
 _TEARDOWN = ("acl.rt.free", "acl.rt.destroy", "acl.mdl.unload", "acl.mdl.destroy", "acl.destroy")
 _GONE = (codes.UNINITIALIZE, codes.RT_CONTEXT_NULL, codes.RT_STREAM_CONTEXT, codes.RT_MODEL_CONTEXT)

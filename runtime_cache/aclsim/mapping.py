@@ -20,6 +20,7 @@ _PROT_NONE = 0
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
+_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -49,14 +50,27 @@ def map_poisoned(size_bytes: int) -> int:
         MemoryError: the host refuses the mapping; nothing is mapped.
     """
     length = round_up(size_bytes, PAGE_BYTES)
-    anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    address = _mmap(None, length, _PROT_NONE, anonymous, -1)
+    address = reserve(length)
     try:
         poison(address, length)
     except MemoryError:
         unmap(address, length)
         raise
     return address
+
+
+def reserve(size_bytes: int) -> int:
+    """Takes address space (whole pages) that nobody can touch; it costs no memory.
+
+    Raises:
+        MemoryError: the host refuses.
+    """
+    return _mmap(None, size_bytes, _PROT_NONE, _ANONYMOUS, -1)
+
+
+def forbid(address: int, size_bytes: int) -> None:
+    """Makes a mapped range (whole pages) address space that nobody can touch."""
+    _mmap(address, size_bytes, _PROT_NONE, _ANONYMOUS | _MAP_FIXED, -1)
 
 
 def poison(address: int, size_bytes: int) -> None:

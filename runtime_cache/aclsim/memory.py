@@ -1,8 +1,10 @@
 """Memory of one simulated device, and pinned host memory: accounting, bounds, poison, copies.
 
-Device addresses are numbers outside of anything a user process can map (2^60 and up), translated
-here to host mappings. They are never reused, so an address that outlives its allocation is always
-found out. Accounting follows the aclrtMalloc page of CANN 9.0.
+On a card, device addresses are numbers outside of anything a user process can map (2^60 and up),
+translated here to host mappings. They are never reused, so an address that outlives its allocation
+is always found out. On a board, one memory serves both sides: `malloc` and `malloc_host` give
+addresses of one arena that the program reads and writes itself, out of one capacity. Accounting
+follows the aclrtMalloc page of CANN 9.0.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from contextlib import contextmanager
 
 from runtime_cache.aclsim import codes, mapping
 from runtime_cache.aclsim.address_map import AddressMap, Allocation
+from runtime_cache.aclsim.arena import Arena
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.mapping import round_up
 
@@ -37,9 +40,23 @@ _HOLD_GIL_BYTES = 64 << 10
 TAIL_BYTES = 32
 
 
+# Of the whole process, so that an address stays what it is: pinned memory beside a card, and the
+# one memory of a board.
+_pinned = Arena()
+_board = Arena()
+
+
 def is_device_address(address: int) -> bool:
-    """Whether a number lies in the device address space, mapped or not."""
-    return DEVICE_BASE <= address < DEVICE_END
+    """Whether a number lies where a device can have memory, mapped or not.
+
+    On a board that is all that `malloc` and `malloc_host` gave.
+    """
+    return DEVICE_BASE <= address < DEVICE_END or _board.base <= address < _board.end
+
+
+def is_host_readable(address: int) -> bool:
+    """Whether the program itself may follow the address; never on a card's device memory."""
+    return not DEVICE_BASE <= address < DEVICE_END
 
 
 class HostMemory:
@@ -47,30 +64,50 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._payers: dict[int, DeviceMemory] = {}
         self.live = AddressMap("pinned host")
 
-    def malloc(self, size_bytes: int) -> int:
+    def malloc(self, size_bytes: int, payer: DeviceMemory | None = None) -> int:
         """Page-aligned pinned memory, poisoned.
 
+        Args:
+            size_bytes: what the program may use.
+            payer: the device whose one memory it comes out of (boards), in whole pages.
+
         Raises:
-            AclFailure: 100000 for size 0, 207001 if the host refuses.
+            AclFailure: 100000 for size 0, 207001 if the host or the board has no room.
         """
         if size_bytes == 0:
             raise AclFailure(codes.INVALID_PARAM, "size is 0")
-        host = _map(size_bytes)
+        charged = 0 if payer is None else round_up(size_bytes, NORMAL_PAGE_BYTES)
+        if payer is not None:
+            payer.charge(charged)
+        try:
+            host = _take(_pinned if payer is None else _board, size_bytes)
+        except AclFailure:
+            if payer is not None:
+                payer.refund(charged)
+            raise
         with self._lock:
-            self.live.add(Allocation(host, size_bytes, size_bytes, host))
+            self.live.add(Allocation(host, size_bytes, charged, host))
+            if payer is not None:
+                self._payers[host] = payer
         return host
 
     def free(self, address: int) -> None:
-        """Poisons the range. It stays mapped, so that a late reader gets garbage, not a crash.
+        """Poisons the range, so that a late reader gets garbage; it may be used again much later.
 
         Raises:
             AclFailure: 107000 if `address` is no live `malloc_host` address.
         """
         with self._lock:
             allocation = self.live.remove(address)
-        mapping.poison(allocation.host, allocation.size_bytes)
+            allocation.is_live = False
+            payer = self._payers.pop(address, None)
+        if payer is not None:
+            payer.refund(allocation.charged_bytes)
+        arena = _pinned if payer is None else _board
+        arena.give_back(allocation.host, allocation.size_bytes)
 
     def free_all(self) -> int:
         """Frees what is left and returns how many allocations it was."""
@@ -83,6 +120,10 @@ class HostMemory:
         """Whether `address` lies in live pinned memory."""
         return self.live.covering(address) is not None
 
+    def is_pageable(self, address: int) -> bool:
+        """Whether `address` is the program's own memory, which acl knows nothing of."""
+        return not is_device_address(address) and self.live.covering(address) is None
+
 
 class DeviceMemory:
     """The memory of one device. Thread-safe.
@@ -91,12 +132,21 @@ class DeviceMemory:
         device_id: places the device's own address range.
         total_bytes: capacity, as `get_mem_info` reports it.
         host_memory: where host addresses of copies are checked.
+        has_one_memory: a board, whose memory the host reads and writes itself.
     """
 
-    def __init__(self, device_id: int, total_bytes: int, host_memory: HostMemory) -> None:
+    def __init__(
+        self,
+        device_id: int,
+        total_bytes: int,
+        host_memory: HostMemory,
+        *,
+        has_one_memory: bool = False,
+    ) -> None:
         self._lock = threading.Lock()
         self._next_base = DEVICE_BASE + device_id * _DEVICE_SPAN
         self._host_memory = host_memory
+        self.has_one_memory = has_one_memory
         self.total_bytes = total_bytes
         self.used_bytes = 0
         self.live = AddressMap("device")
@@ -121,7 +171,7 @@ class DeviceMemory:
             self.used_bytes -= count_bytes
 
     def malloc(self, size_bytes: int, policy: int, *, pad_bytes: int = TAIL_BYTES) -> int:
-        """Reserves poisoned device memory and returns its device address, 64-byte aligned.
+        """Reserves poisoned device memory and returns its address, 64-byte aligned.
 
         Args:
             size_bytes: what the program may use.
@@ -134,27 +184,40 @@ class DeviceMemory:
         if size_bytes == 0:
             raise AclFailure(codes.INVALID_PARAM, "size is 0")
         with self._lock:
-            charged = self._charge_pages(size_bytes, policy, pad_bytes)
+            charged, page_bytes = self._charge_pages(size_bytes, policy, pad_bytes)
             try:
-                host = _map(size_bytes + TAIL_BYTES)
+                base, host = self._place(size_bytes)
             except AclFailure:
                 self.used_bytes -= charged
                 raise
-            base = self._next_base
-            self._next_base += round_up(size_bytes + _GUARD_BYTES, _GUARD_BYTES)
-            self.live.add(Allocation(base, size_bytes, charged, host))
+            self.live.add(Allocation(base, size_bytes, charged, host, page_bytes))
         return base
 
-    def _charge_pages(self, size_bytes: int, policy: int, pad_bytes: int) -> int:
-        """Takes the pages of one allocation: huge pages, or normal ones where allowed."""
+    def page_bytes(self, address: int) -> int | None:
+        """Size of the pages behind a live device address; None for any other."""
+        allocation = self.live.covering(address)
+        return None if allocation is None else allocation.page_bytes
+
+    def _place(self, size_bytes: int) -> tuple[int, int]:
+        """(address for the program, address of the mapping behind it)."""
+        if self.has_one_memory:
+            host = _take(_board, size_bytes + TAIL_BYTES)
+            return host, host
+        host = _map(size_bytes + TAIL_BYTES)
+        base = self._next_base
+        self._next_base += round_up(size_bytes + _GUARD_BYTES, _GUARD_BYTES)
+        return base, host
+
+    def _charge_pages(self, size_bytes: int, policy: int, pad_bytes: int) -> tuple[int, int]:
+        """Takes huge pages, or normal ones where allowed; returns bytes taken and page size."""
         pad = 0 if policy in _GIANT_ONLY else pad_bytes
         reserved = round_up(size_bytes, 32) + pad
-        sizes = [round_up(reserved, page) for page in _page_sizes(size_bytes, policy)]
-        for charged in sizes[:-1]:
+        sizes = [(round_up(reserved, page), page) for page in _page_sizes(size_bytes, policy)]
+        for charged, page_bytes in sizes[:-1]:
             if self.used_bytes + charged <= self.total_bytes:
                 self.used_bytes += charged
-                return charged
-        self._take(sizes[-1])
+                return charged, page_bytes
+        self._take(sizes[-1][0])
         return sizes[-1]
 
     def _take(self, count_bytes: int) -> None:
@@ -188,7 +251,9 @@ class DeviceMemory:
     def _drop(self, allocation: Allocation) -> None:
         allocation.is_live = False
         self.used_bytes -= allocation.charged_bytes
-        if allocation.pins:
+        if self.has_one_memory:
+            _board.give_back(allocation.host, _mapped_bytes(allocation))
+        elif allocation.pins:
             mapping.poison(allocation.host, _mapped_bytes(allocation))
         else:
             mapping.unmap(allocation.host, _mapped_bytes(allocation))
@@ -200,7 +265,13 @@ class DeviceMemory:
             AclFailure: `code`, with the reason.
         """
         with self._lock:
-            self.live.find(address, count_bytes, code)
+            self._find(address, count_bytes, code)
+
+    def _find(self, address: int, count_bytes: int, code: int) -> Allocation:
+        """The live allocation that holds a range the device may use; errors as `check`."""
+        if self.has_one_memory and self._host_memory.is_pinned(address):
+            return self._host_memory.live.find(address, count_bytes, code)
+        return self.live.find(address, count_bytes, code)
 
     @contextmanager
     def pinned(self, ranges: Sequence[tuple[int, int]], code: int) -> Iterator[list[int]]:
@@ -211,7 +282,7 @@ class DeviceMemory:
                 meanwhile.
         """
         with self._lock:
-            held = [self.live.find(address, size, code) for address, size in ranges]
+            held = [self._find(address, size, code) for address, size in ranges]
             for allocation in held:
                 allocation.pins += 1
         try:
@@ -231,7 +302,7 @@ class DeviceMemory:
         allocation.pins -= 1
         if allocation.is_live:
             return False
-        if allocation.pins == 0:
+        if allocation.pins == 0 and not self.has_one_memory:
             mapping.unmap(allocation.host, _mapped_bytes(allocation))
         return True
 
@@ -271,10 +342,10 @@ class DeviceMemory:
 
     def _translate(self, address: int, count_bytes: int, code: int) -> int:
         """Host address of a range. Call with the lock held."""
-        if address < DEVICE_BASE:
+        if not is_device_address(address):
             self._host_memory.live.check_if_known(address, count_bytes, code)
             return address
-        allocation = self.live.find(address, count_bytes, code)
+        allocation = self._find(address, count_bytes, code)
         return allocation.host + address - allocation.base
 
     def _copy_large(self, dst: int, src: int, count_bytes: int, code: int) -> None:
@@ -321,5 +392,12 @@ def _mapped_bytes(allocation: Allocation) -> int:
 def _map(size_bytes: int) -> int:
     try:
         return mapping.map_poisoned(size_bytes)
+    except MemoryError as error:
+        raise AclFailure(codes.RT_MEMORY_ALLOCATION, f"the host says: {error}") from error
+
+
+def _take(arena: Arena, size_bytes: int) -> int:
+    try:
+        return arena.take(size_bytes)
     except MemoryError as error:
         raise AclFailure(codes.RT_MEMORY_ALLOCATION, f"the host says: {error}") from error

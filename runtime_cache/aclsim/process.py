@@ -10,8 +10,10 @@ import threading
 from dataclasses import dataclass, field
 
 from runtime_cache.aclsim import codes, faults, settings
+from runtime_cache.aclsim.callbacks import ExceptionCallback, Subscriptions
 from runtime_cache.aclsim.datasets import DataBuffer, Dataset
 from runtime_cache.aclsim.descs import Desc
+from runtime_cache.aclsim.events import Event
 from runtime_cache.aclsim.failure import AclFailure, recent_messages
 from runtime_cache.aclsim.fault_script import read_script
 from runtime_cache.aclsim.handles import HandleTable
@@ -19,8 +21,10 @@ from runtime_cache.aclsim.ledger import ledger
 from runtime_cache.aclsim.memory import DeviceMemory, HostMemory
 from runtime_cache.aclsim.model_configs import ExecConfig, LoadConfig
 from runtime_cache.aclsim.models import LoadedModel
-from runtime_cache.aclsim.streams import Event, Stream
+from runtime_cache.aclsim.races import unsettled
+from runtime_cache.aclsim.streams import Stream, Task
 from runtime_cache.aclsim.tensor_descs import TensorDesc
+from runtime_cache.aclsim.timeouts import Timeouts
 
 _stream_numbers = itertools.count(1)
 
@@ -46,12 +50,22 @@ class Context:
 
     def new_stream(self) -> Stream:
         """A stream with its thread running; not entered anywhere."""
-        name = f"aclsim-stream-{next(_stream_numbers)}"
-        device = self.device
-        stream = Stream(name, device.note_failure, device.lost_failure, self._stop)
+        number = next(_stream_numbers)
+        stream = Stream(
+            f"aclsim-stream-{number}",
+            lambda failure: self._note_failure(stream, failure),
+            self.device.lost_failure,
+            self._stop,
+            number,
+        )
         if self.stopped is not None:
             stream.stop(self.stopped)
         return stream
+
+    def _note_failure(self, stream: Stream, failure: AclFailure) -> None:
+        """A task failed: its device may be lost, and the program may want to be told."""
+        self.device.note_failure(failure)
+        this_process().exceptions.tell(failure, stream, self.device.device_id)
 
     def _stop(self, failure: AclFailure) -> None:
         """No stream takes or does work any more."""
@@ -79,17 +93,26 @@ class Device:
     """One simulated device.
 
     Attributes:
+        contexts: the live ones on it.
         lost_code: sticky code that took it away, or 0.
         num_users: open `set_device` calls.
     """
 
     def __init__(self, device_id: int, config: settings.SimSettings, host: HostMemory) -> None:
         self.device_id = device_id
-        self.memory = DeviceMemory(device_id, config.capacity_bytes, host)
+        self.memory = DeviceMemory(
+            device_id, config.capacity_bytes, host, has_one_memory=config.has_one_memory
+        )
         self.memory.charge(config.initial_use_bytes)
+        self.contexts: list[Context] = []
         self.lost_code = 0
         self.num_users = 0
         self.default_context: Context | None = None
+
+    def pending(self) -> list[Task]:
+        """What its streams have queued and not done."""
+        streams = [stream for context in self.contexts for stream in context.all_streams()]
+        return [task for stream in streams for task in stream.pending()]
 
     def note_failure(self, failure: AclFailure) -> None:
         """Remembers a sticky failure."""
@@ -129,6 +152,9 @@ class Process:
         )
         self.models: dict[int, LoadedModel] = {}
         self._model_ids = itertools.count(1)
+        self.subscriptions = Subscriptions()
+        self.exceptions = ExceptionCallback()
+        self.timeouts = Timeouts()
 
     def start(self, config: settings.SimSettings) -> None:
         """Fixes the settings: the first `acl.init`."""
@@ -162,7 +188,12 @@ class Process:
         """A context, entered in the table."""
         context = Context(device)
         context.handle = self.contexts.add(context)
+        device.contexts = [*device.contexts, context]
         return context
+
+    def pending(self) -> list[Task]:
+        """What is queued and not done, on any device."""
+        return [task for device in list(self.devices.values()) for task in device.pending()]
 
     def add_model(self, model: LoadedModel) -> int:
         """Enters a model and returns its id."""
@@ -180,6 +211,7 @@ class Process:
     def close_context(self, context: Context) -> None:
         """Waits for a context's work and forgets it."""
         self.contexts.remove(context.handle)
+        context.device.contexts = [c for c in context.device.contexts if c is not context]
         context.close()
 
 
@@ -246,6 +278,8 @@ def power_cycle() -> None:
     """
     global _process
     faults.clear()
+    _process.exceptions.set(None)
+    _process.subscriptions.release_all()
     for context in _process.contexts.objects():
         context.let_go()
     for context in _process.contexts.objects():
@@ -254,6 +288,7 @@ def power_cycle() -> None:
         device.memory.free_all()
     _process.host_memory.free_all()
     set_current(None)
+    unsettled.settle()
     recent_messages.take()
     _process = Process()
 

@@ -1,4 +1,4 @@
-"""Streams and events: work that happens later, in order, on a thread of its own.
+"""Streams: work that happens later, in order, on a thread of its own.
 
 Nothing submitted takes effect before its turn. Failures of queued work stay with the stream until
 somebody synchronises; then later work goes on ("continue on failure", the default of cards), or
@@ -16,8 +16,6 @@ from queue import SimpleQueue
 
 from runtime_cache.aclsim import faults
 from runtime_cache.aclsim.codes import (
-    EVENT_SYNC,
-    RT_EVENT_SYNC_TIMEOUT,
     RT_INTERNAL_ERROR,
     RT_PARAM_INVALID,
     RT_STREAM_ABORT,
@@ -26,10 +24,9 @@ from runtime_cache.aclsim.codes import (
 )
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.ledger import STOPPED, ledger
+from runtime_cache.aclsim.races import Ranges, unsettled
 
 Work = Callable[[], None]
-#: Memory that work uses: (address, bytes) of each range.
-Ranges = tuple[tuple[int, int], ...]
 
 
 def _nothing() -> None:
@@ -47,9 +44,7 @@ class Task:
     Attributes:
         function: the pyACL call it came from.
         reads, writes: memory it uses at its turn.
-        fault: scripted for it.
-        released: ends the waiting that the fault scripts.
-        is_dropped: aborted; it has its turn and does nothing.
+        thread_id: who queued it, if the stream notes that; else 0.
     """
 
     function: str
@@ -57,29 +52,37 @@ class Task:
     on_done: Work
     reads: Ranges
     writes: Ranges
-    fault: faults.Fault | None
-    released: threading.Event | None
-    is_dropped: bool = False
-
-    @property
-    def scripted(self) -> AclFailure | None:
-        """The failure that a script has for it."""
-        return None if self.fault is None else self.fault.failure
-
-    def hang(self) -> None:
-        """Stands still as long as a scripted fault says, or until somebody lets go."""
-        if self.fault is not None and self.released is not None:
-            self.released.wait(self.fault.wait_ms / 1000)
+    thread_id: int = 0
 
     def let_go(self) -> None:
         """Ends a scripted hang, or keeps it from beginning."""
-        if self.released is not None:
-            self.released.set()
+        if isinstance(self.work, _Faulty):
+            self.work.released.set()
 
-    def uses(self, address: int, count_bytes: int, ranges: Ranges) -> bool:
-        """Whether one of its `ranges` overlaps a range."""
-        end = address + count_bytes
-        return any(start < end and address < start + size for start, size in ranges)
+    def drop(self) -> None:
+        """Makes its turn do nothing, unless it runs already."""
+        work, self.work = self.work, _nothing
+        if isinstance(work, _Faulty):
+            work.is_dropped = True
+            work.released.set()
+
+
+class _Faulty:
+    """Work with a scripted fault."""
+
+    def __init__(self, fault: faults.Fault, work: Work) -> None:
+        self._fault = fault
+        self._work = work
+        self.released = threading.Event()
+        self.is_dropped = False
+
+    def __call__(self) -> None:
+        self.released.wait(self._fault.wait_ms / 1000)
+        if self.is_dropped:
+            return
+        if self._fault.failure is not None:
+            raise self._fault.failure
+        self._work()
 
 
 class Fence:
@@ -107,7 +110,15 @@ class Stream:
         on_failure: told of every failure, on the stream's thread, before it is kept.
         lost: returns the failure that took device or context away, or None; no work is done then.
         on_stop: told of a failure after which the context takes no work ("stop on failure").
+        stream_id: its number, as programs can ask for it.
+
+    Attributes:
+        num_done: pieces of work that had their turn.
+        failed_thread_id: native id of the thread that queued the work that failed last; 0 unless
+            `notes_threads`, which takes a moment of every submit, was set at that time.
     """
+
+    notes_threads = False
 
     def __init__(
         self,
@@ -115,7 +126,11 @@ class Stream:
         on_failure: Callable[[AclFailure], None],
         lost: Callable[[], AclFailure | None],
         on_stop: Callable[[AclFailure], None] = _forget,
+        stream_id: int = 0,
     ) -> None:
+        self.stream_id = stream_id
+        self.num_done = 0
+        self.failed_thread_id = 0
         self._on_failure = on_failure
         self._on_stop = on_stop
         self._lost = lost
@@ -161,12 +176,15 @@ class Stream:
                 that stopped.
         """
         fault = faults.script.find(function, "run")
+        if fault is not None:
+            work = _Faulty(fault, work)
         with self._submit_lock:
             self._require_open()
             if self._stopped is not None:
                 raise self._stopped
-            released = None if fault is None else threading.Event()
-            task = Task(function, work, on_done, reads, writes, fault, released)
+            task = Task(function, work, on_done, reads, writes)
+            if self.notes_threads:
+                task.thread_id = threading.get_native_id()
             self._pending.append(task)
             self._queue.put(task)
 
@@ -182,6 +200,12 @@ class Stream:
             self._fences.append(fence)
             self._queue.put(fence)
         return fence
+
+    def wait(self) -> None:
+        """As `synchronize`, but leaves failures where they are."""
+        if self._pending:
+            self.fence().acquire()
+        unsettled.settle()
 
     def _require_open(self) -> None:
         """Nothing may follow the end of the queue: it would never have its turn."""
@@ -234,8 +258,7 @@ class Stream:
         """
         with self._submit_lock:
             for task in self._pending:
-                task.is_dropped = True
-                task.let_go()
+                task.drop()
             for fence in self._fences:
                 fence.is_aborted = True
                 fence.release()
@@ -263,7 +286,10 @@ class Stream:
                 continue
             self._do(item)
             item.on_done()
+            if item.reads or item.writes:
+                unsettled.add(item)
             self._pending.popleft()
+            self.num_done += 1
 
     def _open(self, fence: Fence) -> None:
         with self._submit_lock:
@@ -274,23 +300,21 @@ class Stream:
     def _do(self, task: Task) -> None:
         """One piece of work. Whatever goes wrong is kept for synchronise."""
         try:
-            task.hang()
-            if task.is_dropped:
-                return
-            refusal = self._stopped or self._lost() or task.scripted
+            refusal = self._stopped or self._lost()
             if refusal is not None:
                 raise refusal
             task.work()
         except AclFailure as failure:
-            self._keep(task.function, failure)
+            self._keep(task, failure)
         except Exception as error:  # A bug of the simulation must not leave waiters hanging.
-            self._keep(task.function, AclFailure(RT_INTERNAL_ERROR, f"simulation bug: {error!r}"))
+            self._keep(task, AclFailure(RT_INTERNAL_ERROR, f"simulation bug: {error!r}"))
 
-    def _keep(self, function: str, failure: AclFailure) -> None:
-        ledger.note_failure(f"queued {function}", failure.code, failure.sentence)
+    def _keep(self, task: Task, failure: AclFailure) -> None:
+        ledger.note_failure(f"queued {task.function}", failure.code, failure.sentence)
+        self.failed_thread_id = task.thread_id
         self._on_failure(failure)
         if self._failure is None:
-            self._failure = AclFailure(failure.code, f"{function}: {failure.sentence}")
+            self._failure = AclFailure(failure.code, f"{task.function}: {failure.sentence}")
         if self._stops_on_failure and self._stopped is None:
             self._on_stop(failure)
 
@@ -315,67 +339,3 @@ class Mark:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks without the GIL; False on expiry."""
         return self._reached.wait(timeout_s)
-
-
-class Event:
-    """A point in a stream that others can wait for.
-
-    Args:
-        flags: ACL_EVENT_*; without SYNC no stream can wait for it.
-        is_complete_unrecorded: what a query says before the first record (True for events of
-            `create_event_ex_with_flag`).
-    """
-
-    def __init__(self, flags: int, *, is_complete_unrecorded: bool) -> None:
-        self._flags = flags
-        self._is_complete_unrecorded = is_complete_unrecorded
-        self._mark: Mark | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the last recording was reached."""
-        if self._mark is None:
-            return self._is_complete_unrecorded
-        return self._mark.is_reached
-
-    def record(self, stream: Stream) -> None:
-        """Marks the current end of the stream's queue."""
-        mark = Mark()
-        self._mark = mark
-        stream.submit("acl.rt.record_event", mark.reach)
-
-    def hold_back(self, stream: Stream) -> None:
-        """Queues a wait: the stream's later work waits for the last recording so far.
-
-        Raises:
-            AclFailure: 107000 if the event was made without SYNC.
-        """
-        if not self._flags & EVENT_SYNC:
-            raise AclFailure(RT_PARAM_INVALID, "the event was created without ACL_EVENT_SYNC")
-        mark = self._mark
-        if mark is not None:
-            stream.submit("acl.rt.stream_wait_event", lambda: _wait_for(mark))
-
-    def synchronize(self, timeout_s: float | None = None) -> None:
-        """Blocks, without the GIL, until the last recording so far is reached.
-
-        Raises:
-            AclFailure: 507047 on expiry.
-        """
-        if self._mark is not None and not self._mark.wait(timeout_s):
-            raise AclFailure(RT_EVENT_SYNC_TIMEOUT, "event synchronise expired; work goes on")
-
-    def elapsed_ms(self, end: Event) -> float:
-        """Milliseconds from this event to `end`.
-
-        Raises:
-            AclFailure: 107000 if one of them was not reached yet.
-        """
-        first, last = self._mark, end._mark
-        if first is None or last is None or not (first.is_reached and last.is_reached):
-            raise AclFailure(RT_PARAM_INVALID, "both events must be recorded and synchronised")
-        return (last.time_ns - first.time_ns) / 1e6
-
-
-def _wait_for(mark: Mark) -> None:
-    mark.wait()
