@@ -21,6 +21,7 @@ class Allocation:
         base, size_bytes: what the program sees.
         charged_bytes: what it costs the device, in whole pages.
         host: address of the mapping behind it.
+        page_bytes: size of its pages.
         pins: running tasks that use it; the mapping goes when the last one ends.
         is_live: not freed.
     """
@@ -29,6 +30,7 @@ class Allocation:
     size_bytes: int
     charged_bytes: int
     host: int
+    page_bytes: int = 4096
     pins: int = 0
     is_live: bool = True
 

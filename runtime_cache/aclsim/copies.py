@@ -132,29 +132,6 @@ def _copy_kept(
     _copy(memory, dst, ctypes.addressof(data), count, way)
 
 
-def copy_rows(
-    context: Context,
-    dst: int,
-    dpitch: int,
-    src: int,
-    spitch: int,
-    width: int,
-    height: int,
-    kind: int,
-) -> None:
-    """`acl.rt.memcpy2d`: `height` rows of `width` bytes, host to device or back.
-
-    Raises:
-        AclFailure: 100000 for a 0 size or a width above a pitch, else as `copy_now`.
-    """
-    if min(width, height) == 0 or width > min(dpitch, spitch):
-        raise AclFailure(codes.INVALID_PARAM, "a size is 0 or the width exceeds a pitch")
-    if kind not in (codes.HOST_TO_DEVICE, codes.DEVICE_TO_HOST):
-        raise AclFailure(codes.INVALID_PARAM, f"memcpy2d knows kinds 1 and 2, not {kind}")
-    for row in range(height):
-        copy_now(context, dst + row * dpitch, width, src + row * spitch, width, kind)
-
-
 def read_host(function: str, address: int, count: int, code: int) -> bytes:
     """What the program itself reads there: any host memory, on a board also the device's.
 
