@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 SMI_310P = """\
 | npu-smi 25.2.0                                   Version: 25.2.0 |
-| NPU     Name                  | Health          | Power(W)     Temp(C)          Hugepages-Usage(page) |
+| NPU     Name                  | Health          | Power(W)     Temp(C)   Hugepages-Usage(page) |
 | Chip    Device                | Bus-Id          | AICore(%)    Memory-Usage(MB) |
 +===============================+=================+===============================================+
 | 2       310P3                 | OK              | NA           45                0     / 0    |

@@ -50,8 +50,11 @@ def skipped(check: str, text: str) -> Finding:
 
 
 def sentence(text: str) -> str:
-    """A message of elsewhere as a sentence, with its capital and full stop."""
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+    """A message of elsewhere as a sentence: its capital, unless a name is first, and full stop."""
+    first = text.partition(" ")[0]
+    if first.isalpha() and first.islower():
+        text = text[0].upper() + text[1:]
+    return text if text.endswith(".") else f"{text}."
 
 
 def count(findings: Iterable[Finding]) -> dict[Status, int]:
