@@ -67,6 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_running=st.integers(1, 6),
             max_overtakes=st.integers(0, 2),
             match_window=st.integers(1, 4),
+            on_failed_step=st.sampled_from(("recompute", "fail")),
         ),
     )
     def start(
@@ -140,12 +141,12 @@ class EngineMachine(RuleBasedStateMachine):
 
     # -- the device ---------------------------------------------------------------------------
 
-    @precondition(lambda self: self.rig.batch is not None)
+    @precondition(lambda self: self.rig.batch is not None and not self.rig.is_hung)
     @rule(seconds=st.integers(0, 2))
     def step_done(self, seconds: int) -> None:
         self.rig.step_done(seconds)
 
-    @precondition(lambda self: self.rig.batch is not None)
+    @precondition(lambda self: self.rig.batch is not None and not self.rig.is_hung)
     @rule(times=st.integers(3, 20))
     def several_steps_done(self, times: int) -> None:
         for _ in range(times):
@@ -153,14 +154,19 @@ class EngineMachine(RuleBasedStateMachine):
                 self.rig.step_done()
 
     @precondition(lambda self: self.rig.batch is not None)
-    @rule(chance=st.integers(0, 2))
-    def step_ends_somehow(self, chance: int) -> None:
-        if chance == 0:
-            self.rig.step_failed()
+    @rule(chance=st.integers(0, 2), retryable=st.sampled_from((True, True, False)))
+    def step_ends_somehow(self, chance: int, retryable: bool) -> None:
+        if chance == 0 or self.rig.is_hung:
+            self.rig.step_failed(retryable=retryable)
         else:
             self.rig.step_done()
 
-    @precondition(lambda self: self.rig.batch is not None)
+    @precondition(lambda self: self.rig.batch is not None and not self.rig.is_hung)
+    @rule()
+    def step_hangs(self) -> None:
+        self.rig.step_hung()
+
+    @precondition(lambda self: self.rig.batch is not None and not self.rig.is_hung)
     @rule(which=st.integers(0, 3))
     def step_gives_bad_logits(self, which: int) -> None:
         batch = self.rig.batch

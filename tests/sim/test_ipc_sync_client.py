@@ -251,7 +251,11 @@ def test_json_is_one_object(capsys: Output) -> None:
     assert answer["usage"]["cached_tokens"] == 500
     assert answer["cache"] == {"reason": "diverged", "diverged_at": 500, "nearest_tokens": 812}
     assert cli.main(["ping", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"version": "0.1.0", "uptime_s": 12.5}
+    assert json.loads(capsys.readouterr().out) == {
+        "version": "0.1.0",
+        "uptime_s": 12.5,
+        "state": "serving",
+    }
     assert cli.main(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["limits"] == {"max_message_bytes": 4194304}
 
@@ -259,7 +263,7 @@ def test_json_is_one_object(capsys: Output) -> None:
 @pytest.mark.usefixtures("endpoint")
 def test_ping_and_info_for_people(capsys: Output) -> None:
     assert cli.main(["ping"]) == 0
-    assert capsys.readouterr().out == "rtcached 0.1.0, up for 12 s\n"
+    assert capsys.readouterr().out == "rtcached 0.1.0, up for 12 s, serving\n"
     assert cli.main(["info"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "model                    counting"

@@ -228,6 +228,7 @@ class EngineRig:
     Attributes:
         commands: those of the last event.
         batch: the step in flight.
+        is_hung: whether it is late, and so can only fail.
         batches: all steps so far.
         token_ids: answer tokens by request.
         texts: answer text by request, the final answer's rest included.
@@ -259,6 +260,7 @@ class EngineRig:
         self.now_s = 100.0
         self.commands: list[Command] = []
         self.batch: StepBatch | None = None
+        self.is_hung = False
         self.batches: list[StepBatch] = []
         self.token_ids: dict[int, list[int]] = {}
         self.texts: dict[int, str] = {}
@@ -355,6 +357,7 @@ class EngineRig:
             samples: what the model says instead of the right tokens.
             bad: the request whose logits are not usable.
         """
+        assert not self.is_hung, "a step that has hung is over without results"
         batch = self._take_batch()
         self.now_s += seconds
         sampled = self.pool.run(batch)
@@ -376,12 +379,16 @@ class EngineRig:
     def step_hung(self) -> None:
         """The step in flight does not end in time, and goes on."""
         assert self.batch is not None, "no step is in flight"
+        self.is_hung = True
         self.handle(StepHung(self.batch.step_id, "late", "step_timeout", self.now_s))
 
     def run(self) -> None:
         """Let everything run to its end."""
         while self.batch is not None:
-            self.step_done()
+            if self.is_hung:
+                self.step_failed()
+            else:
+                self.step_done()
 
     def handle(self, event: Event) -> None:
         self._num_kept_before = self._num_kept()
@@ -467,7 +474,7 @@ class EngineRig:
 
     def _take_batch(self) -> StepBatch:
         assert self.batch is not None, "no step is in flight"
-        batch, self.batch = self.batch, None
+        batch, self.batch, self.is_hung = self.batch, None, False
         return batch
 
     def _take(self, command: Command) -> None:
