@@ -104,7 +104,7 @@ class _ModelGraph:
         w.outputs([self._logits(hidden, embedding), *new_kv], contract.outputs)
 
     def _prepare_shared(self) -> None:
-        """cos, sin, their scaled twins for q, and the mask: once a graph, not once a layer."""
+        """cos, sin and their scaled twins for q: once a graph, not once a layer."""
         cos, sin = rope_tables(self._spec, self._options.max_model_len)
         # Scaling cos and sin scales the rotated q: no Mul a layer, and QKᵀ stays small enough for
         # float16.
@@ -113,7 +113,6 @@ class _ModelGraph:
             "q": (self._positions("q_cos", cos * scale), self._positions("q_sin", sin * scale)),
             "k": (self._positions("k_cos", cos), self._positions("k_sin", sin)),
         }
-        self._mask = self._to_float32("mask")
 
     def _positions(self, name: str, table: Array) -> str:
         """A rotary table's rows of the fed tokens [B, S, 1, D/2]; the 1 broadcasts over heads."""
@@ -162,11 +161,13 @@ class _ModelGraph:
         return w.op("Reshape", mixed, w.ints(0, 0, heads * head_dim))
 
     def _softmax(self, scores: str) -> str:
-        """Shares of the scores under the mask, along the last axis."""
-        w = self._w
-        scores = self._to_float32(scores)
-        with w.scope("softmax"):
-            shares = w.op("Softmax", w.op("Add", scores, self._mask), axis=-1)
+        """Shares of the scores under the mask, along the last axis.
+
+        The mask is added in the model's dtype: it is 0 where it matters.
+        """
+        scores = self._to_float32(self._w.op("Add", scores, "mask"))
+        with self._w.scope("softmax"):
+            shares = self._w.op("Softmax", scores, axis=-1)
         return self._to_model_dtype(shares)
 
     def _with_past(self, layer: int, is_value: int, new: str) -> str:
