@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 from runtime_cache.aclsim import codes, faults, settings
 from runtime_cache.aclsim.callbacks import ExceptionCallback, Subscriptions
@@ -155,6 +156,7 @@ class Process:
         self.subscriptions = Subscriptions()
         self.exceptions = ExceptionCallback()
         self.timeouts = Timeouts()
+        self.init_config: dict[str, Any] = {}
 
     def start(self, config: settings.SimSettings) -> None:
         """Fixes the settings: the first `acl.init`."""
