@@ -126,10 +126,10 @@ class EngineLoop:
     @property
     def condition(self) -> str:
         """How it goes, in a word of `ipc.replies.Pong.state`."""
+        if self._broken is not None:
+            return "lost" if isinstance(self._broken, DeviceError) else "broken"
         if self.recovery.state != "serving":
             return self.recovery.state
-        if self._broken is not None:
-            return "broken"
         return "draining" if self.state.is_draining else "serving"
 
     @property
