@@ -18,8 +18,9 @@ log = structlog.get_logger(__name__)
 
 #: One turn of waiting for the device [milliseconds].
 TURN_MS = 500
-#: So many steps may fail with none between them that is done; then only a new process helps.
-#: (Of the codes of failed work the manuals say no more than "collect logs".)
+#: When so many steps have failed in a row, whatever with, only a new process may help: a request
+#: that fails each time it is computed fails twice. Not from a manual: of most codes of failed work
+#: those say no more than "collect logs".
 MAX_FAILURES = 8
 
 #: What the device is doing. `recovering`: a step has failed, and it is being asked whether it

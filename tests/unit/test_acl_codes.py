@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -28,17 +30,28 @@ def as_acl(message: Message) -> AclModule:
     return cast("AclModule", message)
 
 
-# The classes as the project's reading of the manuals lists them, one row a class.
+#: Codes that no call of the driver gives: of model bundles, and of aclnn.
+NOT_CALLED = {148053, 161001, 161002, 361001, 561000}
+KNOWN = {
+    int(code): name
+    for code, (name, _) in json.loads(
+        (Path(__file__).parent.parent / "data" / "acl_errors.json").read_text("utf-8")
+    )["codes"].items()
+}
+
+# The classes as the project's reading of the manuals lists them; every code is in one of the rows.
 CLASSES = [
     (AclClass.BENIGN, [100002, 100037, 507012, 100036]),
     (AclClass.CALLER, [100000, 100001, 100011, 107000, 107001, 107002, 107003, 107004, 107015]),
     (AclClass.CALLER, [107017, 145000, 145002, 145003, 145011, 145012, 145013, 145021, 145022]),
     (AclClass.CALLER, [207000, 200001, 200006]),
+    (AclClass.CALLER, [100003, 100017, 100018, 100019, 107011, 107012, 145001, 207002, 300000]),
     (AclClass.MEMORY, [200000, 207001, 207018, 245000, 245002]),
     (AclClass.RESOURCE, [207005, 207007, 207008, 207010]),
     (AclClass.TIMEOUT, [107019, 107020, 507046, 507047, 545601]),
     (AclClass.TASK, [507011, 507013, 507014, 507034, 507015, 507035, 507016, 507017, 507018]),
     (AclClass.TASK, [500000, 500001, 500002, 500003, 545000]),
+    (AclClass.TASK, [107023, 207003, 507000, 507023]),
     (AclClass.DEVICE, [507010, 507053, 507054, 507055, 507056, 507057, 507899, 507901]),
     (AclClass.DEVICE, [207004, 500004, 507033, 507001, 107022]),
     (AclClass.INSTALL, [100039, 207006]),
@@ -50,6 +63,14 @@ CLASSES = [
 @pytest.mark.parametrize(("expected", "codes"), CLASSES)
 def test_class_of_each_code(expected: AclClass, codes: list[int]) -> None:
     assert {code: class_of(code) for code in codes} == dict.fromkeys(codes, expected)
+
+
+def test_every_code_of_the_manuals_has_its_name_and_a_class() -> None:
+    assert {code: name_of(code) for code in KNOWN.keys() - NOT_CALLED} == {
+        code: name for code, name in KNOWN.items() if code not in NOT_CALLED
+    }
+    listed = [code for kind, codes in CLASSES if kind is not AclClass.UNKNOWN for code in codes]
+    assert sorted(listed) == sorted(KNOWN.keys() - NOT_CALLED) == sorted(acl_codes._CODES)
 
 
 @pytest.mark.parametrize(
