@@ -1,65 +1,112 @@
-"""ATC command lines, and running them: the real compiler or the software device's.
+"""ATC command lines, and what they must not say.
 
-Both take the same command line; only the program differs. Source of the options: the ATC tool
-reference, one page an option; what was not confirmed there is said in docs/kernels.md.
+The real compiler and the software device's take the same line; only the program differs
+(`om_models.compiler`). Source of the options: the ATC tool reference, one page an option
+(`om_models/data/atc_options.json`); what was not confirmed is said in docs/conversion.md.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from om_models.atc_table import Release, complaints
 from om_models.contract import GraphContract, TensorSpec, gear_sizes
 from om_models.gears import model_gears
 from om_models.manifest import Gear, Manifest, OmFile
-from om_models.plan import Target
+from om_models.plan import Plan, Target
+from om_models.spec import ModelSpec
 from runtime_cache.errors import ConversionError
 
 FRAMEWORK_ONNX = 5
 #: The software device's compiler, as arguments of Python.
 SOFTWARE_ATC = ("-m", "runtime_cache.aclsim", "atc")
-#: How much of the compiler's output an error message carries [lines].
-SHOWN_LINES = 15
-
-OnLine = Callable[[str], None]
+#: Options that a user may replace by `--atc-option`; those not here follow from the model.
+DEFAULTS = {
+    # The graph says itself which islands are float32; nothing is to be cast behind its back.
+    "precision_mode": "must_keep_origin_dtype",
+    "log": "error",
+}
 
 
 def atc_arguments(manifest: Manifest, om: OmFile, onnx_path: str, output: str) -> list[str]:
-    """Options for one `.om`. Pure.
+    """Options for one `.om`.
 
     Args:
-        manifest: the draft is enough; gives KV shape and SoC.
+        manifest: the draft is enough; gives KV shape, SoC and the user's options.
         output: path without the suffix, which ATC adds.
     """
+    contract = GraphContract.of(manifest)
+    model = (onnx_path, output)
+    return _arguments(contract, om, manifest.soc_version, manifest.atc_options, model)
+
+
+def check_arguments(plan: Plan, spec: ModelSpec, release: Release | None) -> None:
+    """Hold the command lines of a plan against the table of ATC's options, before any work.
+
+    Args:
+        release: of the CANN that will compile; None if it is not known.
+
+    Raises:
+        ConversionError: the release or the SoC does not have an option or its value.
+    """
+    contract = GraphContract(plan.kv, plan.index_dtype, spec.vocab_size)
+    model = ("model.onnx", "model")
+    found = dict.fromkeys(
+        text
+        for om in plan.oms
+        for text in complaints(
+            _arguments(contract, om, plan.soc_version, plan.atc_options, model), release
+        )
+    )
+    if found:
+        raise ConversionError("ATC would refuse its options: " + "; ".join(found))
+
+
+def check_soc_version(target: Target, soc_version: str) -> None:
+    """Refuse early what the software device's compiler would refuse after the weights.
+
+    Raises:
+        ConversionError: it does not know the SoC. What the real one knows is only known to itself.
+    """
+    if target != "sim":
+        return
+    # Imported late: brings ONNX Runtime, which a conversion for a card does without.
+    from runtime_cache.aclsim.atc import tables
+
+    if soc_version not in (known := tables().soc_versions):
+        raise ConversionError(
+            f"--soc-version {soc_version} is not known to the software device; known:"
+            f" {', '.join(known)}"
+        )
+
+
+def _arguments(
+    contract: GraphContract,
+    om: OmFile,
+    soc_version: str,
+    options: Mapping[str, str],
+    model: tuple[str, str],
+) -> list[str]:
     gears = model_gears(om.prefill, om.decode)
-    inputs = GraphContract.of(manifest).inputs
+    inputs = contract.inputs
     arguments = [
         f"--framework={FRAMEWORK_ONNX}",
-        f"--model={onnx_path}",
-        f"--output={output}",
+        f"--model={model[0]}",
+        f"--output={model[1]}",
         "--input_format=ND",
         f"--input_shape={input_shape(inputs, gears)}",
     ]
     # A single shape is compiled as it is: --dynamic_dims wants two gears at least (E10035).
     if len(gears) > 1:
         arguments.append(f"--dynamic_dims={dynamic_dims(inputs, gears)}")
+    # The two ways to say the precision exclude each other.
+    is_replaced = "precision_mode_v2" in options
+    defaults = {k: v for k, v in DEFAULTS.items() if not (is_replaced and k == "precision_mode")}
     return [
         *arguments,
-        f"--soc_version={manifest.soc_version}",
-        # The graph says itself which islands are float32; nothing is to be cast behind its back.
-        "--precision_mode=must_keep_origin_dtype",
-        "--log=error",
+        f"--soc_version={soc_version}",
+        *(f"--{name}={value}" for name, value in {**defaults, **options}.items()),
     ]
 
 
@@ -87,126 +134,3 @@ def shell_script(target: Target, command_lines: Sequence[Sequence[str]]) -> str:
     program = ["atc"] if target == "ascend" else ["python3", *SOFTWARE_ATC]
     lines = [shlex.join([*program, *arguments]) for arguments in command_lines]
     return "\n".join(["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *lines, ""])
-
-
-def compiler(target: Target) -> list[str]:
-    """The program that compiles for a target.
-
-    Raises:
-        ConversionError: the target is a real SoC and `atc` is not on the PATH.
-    """
-    if target == "sim":
-        return [sys.executable, *SOFTWARE_ATC]
-    program = shutil.which("atc")
-    if program is None:
-        raise ConversionError(
-            "atc is not on the PATH: source set_env.sh of CANN, or use --export-only here and"
-            " --from-export on a host that has CANN"
-        )
-    return [program]
-
-
-def check_soc_version(target: Target, soc_version: str) -> None:
-    """Refuse early what the software device's compiler would refuse after the weights.
-
-    Raises:
-        ConversionError: it does not know the SoC. What the real one knows is only known to itself.
-    """
-    if target != "sim":
-        return
-    # Imported late: brings ONNX Runtime, which a conversion for a card does without.
-    from runtime_cache.aclsim.atc import tables
-
-    if soc_version not in (known := tables().soc_versions):
-        raise ConversionError(
-            f"--soc-version {soc_version} is not known to the software device; known:"
-            f" {', '.join(known)}"
-        )
-
-
-def run_atc(target: Target, arguments: Sequence[str], scratch: Path, on_line: OnLine) -> None:
-    """Compile; returns when the `.om` is written.
-
-    Args:
-        arguments: paths in them must be absolute.
-        scratch: where to make a directory for the compiler's litter, which is removed.
-        on_line: called with each line of the compiler's output.
-
-    Raises:
-        ConversionError: the compiler is missing or failed; the message carries its last lines.
-    """
-    command = [*compiler(target), *arguments]
-    last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
-    # ATC leaves kernel_meta/ and fusion_result.json where it runs.
-    with (
-        tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as directory,
-        _interrupts_held() as release,
-        subprocess.Popen(
-            command,
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # a group of its own: CANN's atc is a script with children
-        ) as process,
-    ):
-        try:
-            release()
-            for line in process.stdout or ():
-                last_lines.append(line.rstrip())
-                on_line(line.rstrip())
-        except BaseException:
-            # Interrupted: nobody waits an hour for what nobody wants.
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    if process.returncode != 0:
-        shown = "\n".join(last_lines)
-        raise ConversionError(f"atc failed with exit code {process.returncode}:\n{shown}")
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[Callable[[], None]]:
-    """Signals that would end the program wait until the function given is called.
-
-    An interrupt within `Popen` would leave a compiler behind that nobody knows of.
-    """
-    came: list[int] = []
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(each) not in (signal.SIG_IGN, None):
-                before[each] = signal.signal(each, lambda number, _: came.append(number))
-
-    def restore() -> None:
-        while before:
-            signal.signal(*before.popitem())
-
-    def release() -> None:
-        restore()
-        for number in came:
-            signal.raise_signal(number)
-
-    try:
-        yield release
-    finally:
-        restore()
-
-
-def find_compiled(directory: Path, om: OmFile) -> Path | None:
-    """The file ATC wrote, if it is there.
-
-    ATC adds OS and processor to the name if host code is inside.
-
-    Raises:
-        ConversionError: there are several.
-    """
-    plain = directory / om.path
-    if plain.is_file():
-        return plain
-    found = sorted(directory.glob(f"{plain.stem}_linux_*.om"))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise ConversionError(f"{directory} holds several of {om.path}: {names}; leave one of them")
-    return found[0] if found else None

@@ -5,8 +5,8 @@ The two halves may run on different hosts: an export carries all that the second
 
 from __future__ import annotations
 
-import re
-import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -14,14 +14,8 @@ import msgspec
 import onnx
 
 import runtime_cache
-from om_models.atc import (
-    atc_arguments,
-    check_soc_version,
-    compiler,
-    find_compiled,
-    run_atc,
-    shell_script,
-)
+from om_models.atc import atc_arguments, check_arguments, check_soc_version, shell_script
+from om_models.atc_table import Release
 from om_models.bundle import (
     TOKENIZER_NAME,
     Bundle,
@@ -30,20 +24,50 @@ from om_models.bundle import (
     read_manifest,
     seal,
 )
+from om_models.compiler import Compiler, CompilerOptions, find_compiled, find_compiler
+from om_models.compiling import ONNX_NAME, Compilation
 from om_models.graph import GraphOptions
-from om_models.manifest import FORMAT, MANIFEST_NAME, Manifest, OmFile
-from om_models.plan import ConvertOptions, Plan, make_plan
+from om_models.manifest import FORMAT, MANIFEST_NAME, Manifest
+from om_models.plan import ConvertOptions, Plan, Target, make_plan, plan_of
 from om_models.sources import ModelSource, open_source, source_defaults
 from om_models.staging import staged_directory
 from om_models.tokenizer import TokenizerSource
+from om_models.work_directory import (
+    DRAFT_NAME,
+    WorkDirectory,
+    fingerprint,
+    remove_kept,
+    work_directory,
+    work_key,
+)
 from runtime_cache.errors import ConversionError
 
-ONNX_NAME = "model.onnx"
-#: The manifest, with the checksums of the export's files; by it an export is known.
-DRAFT_NAME = "export.json"
 SCRIPT_NAME = "atc.sh"
 
-_GEAR_LINE = re.compile(r"gear (\d+)/(\d+)")
+
+@dataclass(frozen=True)
+class Run:
+    """How a conversion is run, as opposed to what it makes.
+
+    Attributes:
+        compiler: how it is found.
+        is_fresh: throw away what an earlier run has kept for the same output.
+        on_compiler: told which compiler was found, before any work.
+    """
+
+    compiler: CompilerOptions = field(default_factory=CompilerOptions)
+    is_fresh: bool = False
+    on_compiler: Callable[[Compiler], None] = lambda compiler: None
+
+    def find_compiler(self, target: Target) -> Compiler:
+        """The compiler for a target.
+
+        Raises:
+            ConversionError: there is none; the message says what is missing.
+        """
+        compiler = find_compiler(target, self.compiler)
+        self.on_compiler(compiler)
+        return compiler
 
 
 class Reporter(Protocol):
@@ -59,8 +83,14 @@ class Reporter(Protocol):
         """The current stage has come so far."""
 
 
-def convert(source: str, output: Path, options: ConvertOptions, reporter: Reporter) -> Bundle:
-    """Make a bundle of a model.
+def convert(
+    source: str,
+    output: Path,
+    options: ConvertOptions,
+    reporter: Reporter,
+    run: Run | None = None,
+) -> Bundle:
+    """Make a bundle of a model; goes on where an earlier call with the same arguments has failed.
 
     Returns:
         The bundle at `output`, complete and synchronised to disk.
@@ -68,32 +98,52 @@ def convert(source: str, output: Path, options: ConvertOptions, reporter: Report
     Raises:
         ConversionError: the source or the options are wrong, or the compiler failed.
         BundleError: `output` is not to be overwritten.
-        In both cases `output` is as it was before.
+        In both cases `output` is as it was before. For a real SoC the export and each `.om` that
+        was finished are kept beside it (`work_directory`).
     """
-    compiler(options.target)  # a missing compiler is to be known before minutes of work
-    with staged_directory(output, MANIFEST_NAME) as staging:
-        export = staging / "export"
-        export.mkdir()
-        draft = _write_export(source, options, export, reporter)
-        manifest = _compile(export, draft, staging, reporter)
+    run = run or Run()
+    # A missing compiler is to be known before minutes of work.
+    compiler = run.find_compiler(options.target)
+    if run.is_fresh:
+        remove_kept(output)
+    key = work_key(runtime_cache.__version__, _known(source), vars(options), str(compiler.release))
+    with (
+        work_directory(output, key, is_kept=_is_kept(options.target)) as work,
+        staged_directory(output, MANIFEST_NAME) as staging,
+    ):
+        draft = _export_for(source, options, work, reporter, compiler)
+        compilation = Compilation(work.export, draft, work, compiler)
+        manifest = _finish(compilation, staging, reporter)
     return Bundle(output, manifest)
 
 
-def export_only(source: str, output: Path, options: ConvertOptions, reporter: Reporter) -> Manifest:
+def export_only(
+    source: str,
+    output: Path,
+    options: ConvertOptions,
+    reporter: Reporter,
+    run: Run | None = None,
+) -> Manifest:
     """Stop before the compiler: write the export, with the command lines in `atc.sh`.
 
     Raises:
-        ConversionError, BundleError: as `convert`.
+        ConversionError, BundleError: as `convert`; nothing is kept.
     """
+    release = (run or Run()).compiler.release
     with staged_directory(output, DRAFT_NAME) as staging:
-        draft = seal(staging, _write_export(source, options, staging, reporter), DRAFT_NAME)
+        draft = _write_export(source, options, staging, reporter, release)
+        draft = seal(staging, draft, DRAFT_NAME)
         # After the seal: whoever runs the script may well add options of ATC to it.
         (staging / SCRIPT_NAME).write_text(_script(draft), "utf-8")
     return draft
 
 
 def convert_export(
-    export: Path, output: Path, soc_version: str | None, reporter: Reporter
+    export: Path,
+    output: Path,
+    soc_version: str | None,
+    reporter: Reporter,
+    run: Run | None = None,
 ) -> Bundle:
     """Go on from an export; what its `atc.sh` has compiled is taken as it is.
 
@@ -104,7 +154,9 @@ def convert_export(
         ConversionError: the compiler is missing where it is needed, or failed; or there is an
             `.om` for another SoC.
         BundleError: the export is incomplete or damaged, or `output` is not to be overwritten.
+        As with `convert`, an `.om` that was finished is kept beside the output.
     """
+    run = run or Run()
     draft = _read_export(export, reporter)
     compiled = [om for om in draft.oms if find_compiled(export, om)]
     if soc_version not in (None, draft.soc_version):
@@ -114,20 +166,72 @@ def convert_export(
                 f" compile for {soc_version}"
             )
         draft = msgspec.structs.replace(draft, soc_version=soc_version)
+    compiler = None
     if len(compiled) < len(draft.oms):
-        compiler(draft.target)
+        compiler = run.find_compiler(draft.target)
         check_soc_version(draft.target, draft.soc_version)
-    with staged_directory(output, MANIFEST_NAME) as staging:
-        manifest = _compile(export, draft, staging, reporter)
+        check_arguments(plan_of(draft), draft.model, compiler.release)
+    if run.is_fresh:
+        remove_kept(output)
+    key = work_key(msgspec.json.encode(draft).decode(), str(compiler and compiler.release))
+    with (
+        work_directory(output, key, is_kept=_is_kept(draft.target)) as work,
+        staged_directory(output, MANIFEST_NAME) as staging,
+    ):
+        manifest = _finish(Compilation(export, draft, work, compiler), staging, reporter)
     return Bundle(output, manifest)
 
 
+def _export_for(
+    source: str,
+    options: ConvertOptions,
+    work: WorkDirectory,
+    reporter: Reporter,
+    compiler: Compiler,
+) -> Manifest:
+    """The export in the work directory: an earlier run's, or a new one."""
+    if work.has_export:
+        draft = _read_export(work.export, reporter)
+        reporter.planned(plan_of(draft), draft.name)
+        return draft
+    fresh = work.root / "new"
+    fresh.mkdir()
+    draft = _write_export(source, options, fresh, reporter, compiler.release)
+    if _is_kept(options.target):
+        seal(fresh, draft, DRAFT_NAME)
+    fresh.rename(work.export)
+    return draft
+
+
+def _finish(compilation: Compilation, staging: Path, reporter: Reporter) -> Manifest:
+    """Compile what is missing, gather and seal the bundle in `staging`."""
+    compilation.run(reporter)
+    compilation.gather(staging, reporter)
+    reporter.stage("manifest")
+    return seal(staging, compilation.draft)
+
+
+def _is_kept(target: Target) -> bool:
+    """Whether work is worth keeping: the software device compiles in seconds."""
+    return target == "ascend"
+
+
+def _known(source: str) -> object:
+    """What says that a source is still the same; itself, if it is no file."""
+    return fingerprint(source) if Path(source).exists() else source
+
+
 def _write_export(
-    source: str, options: ConvertOptions, directory: Path, reporter: Reporter
+    source: str,
+    options: ConvertOptions,
+    directory: Path,
+    reporter: Reporter,
+    release: Release | None,
 ) -> Manifest:
     with open_source(source, directory) as model:
         plan = make_plan(model.spec, source_defaults(source, options))
         check_soc_version(plan.target, plan.soc_version)
+        check_arguments(plan, model.spec, release)
         reporter.planned(plan, model.label)
         reporter.stage("tokenizer")
         tokenizer = model.tokenizer()
@@ -160,6 +264,7 @@ def _draft(
         chat_template=tokenizer.chat_template,
         files={},
         made_by={"runtime-cache": runtime_cache.__version__, "onnx": onnx.__version__},
+        atc_options=plan.atc_options,
     )
 
 
@@ -174,36 +279,3 @@ def _read_export(export: Path, reporter: Reporter) -> Manifest:
     needed = (ONNX_NAME, f"{ONNX_NAME}.data", TOKENIZER_NAME)
     check_files(export, draft, needed, progress=reporter.progress)
     return draft
-
-
-def _compile(export: Path, draft: Manifest, staging: Path, reporter: Reporter) -> Manifest:
-    """Run the compiler for each missing `.om`, then gather and seal the bundle in `staging`."""
-    for om in draft.oms:
-        if compiled := find_compiled(export, om):
-            reporter.stage(f"copy {om.path}")
-            shutil.copyfile(compiled, staging / om.path)
-        else:
-            reporter.stage(f"compile {om.path}")
-            _compile_one(export.absolute(), draft, om, staging, reporter)
-    reporter.stage("manifest")
-    shutil.copyfile(export / TOKENIZER_NAME, staging / TOKENIZER_NAME)
-    if export.parent == staging:
-        shutil.rmtree(export)
-    return seal(staging, draft)
-
-
-def _compile_one(
-    export: Path, draft: Manifest, om: OmFile, staging: Path, reporter: Reporter
-) -> None:
-    output = str(staging / om.path).removesuffix(".om")
-    arguments = atc_arguments(draft, om, str(export / ONNX_NAME), output)
-
-    def on_line(line: str) -> None:
-        if match := _GEAR_LINE.search(line):
-            reporter.progress(int(match[1]), int(match[2]))
-
-    run_atc(draft.target, arguments, staging, on_line)
-    compiled = find_compiled(staging, om)
-    if compiled is None:
-        raise ConversionError(f"atc reported success but wrote no {om.path}")
-    compiled.rename(staging / om.path)

@@ -2,13 +2,13 @@
 
 A gear costs compile time (ATC clones the graph for each) and, if the next larger one has to be
 used, padding. The software device compiles in no time, so its default plan is fine; a real SoC
-gets at most 8 gears.
+gets at most 8 gears (balanced). ATC's guide recommends 3 or 4 (small).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 
@@ -24,6 +24,9 @@ SMALLEST_PAST = 64
 SMALLEST_CHUNK = 16
 #: Largest chunk of the fine plan; a longer step would stall running answers.
 LARGEST_CHUNK = 512
+#: The only chunk of the small plan: a longer one pads most prompts' ends, a shorter one reads the
+#: weights more often.
+SMALL_CHUNK = 128
 
 _ROLE = re.compile(r"(prefill|decode)=([\d,]+)@([\d,]+)")
 
@@ -59,6 +62,19 @@ def coarse_plan(context: int, max_batch: int) -> GearPlan:
     return grid(chunks, sorted({1, max_batch}), pasts)
 
 
+def small_plan(context: int, max_batch: int) -> GearPlan:
+    """One chunk, one past, and answers alone or as many as go: 3 gears, or 2."""
+    return grid([min(SMALL_CHUNK, context)], sorted({1, max_batch}), [context])
+
+
+#: Plans by the name users give them; each takes the context and the largest batch.
+PLANS: dict[str, Callable[[int, int], GearPlan]] = {
+    "small": small_plan,
+    "balanced": coarse_plan,
+    "fine": fine_plan,
+}
+
+
 def parse_gears(text: str) -> GearPlan:
     """Read `--gears`: `prefill=16,64@256,2048 decode=1,8@256,2048`.
 
@@ -73,7 +89,8 @@ def parse_gears(text: str) -> GearPlan:
         match = _ROLE.fullmatch(word)
         if not match:
             raise ConversionError(
-                f"--gears: {word!r} is not of the form prefill=CHUNKS@PASTS or decode=BATCHES@PASTS"
+                f"--gears: {word!r} is none of {', '.join(PLANS)} and not of the form"
+                " prefill=CHUNKS@PASTS or decode=BATCHES@PASTS"
             )
         role, sizes, pasts = match[1], _numbers(match[2]), _numbers(match[3])
         plan = grid(sizes, sizes, pasts)

@@ -1,8 +1,8 @@
 """`manifest.json`, the contract between a bundle and the daemon. Pure data.
 
-A bundle is a directory: the compiled `.om` file(s), `tokenizer.json`, `manifest.json`. The manifest
-names every file with its size and SHA-256, and carries all numbers the daemon needs, so that
-nothing is guessed from an `.om`.
+A bundle is a directory: the compiled `.om` file(s), external weights in `weight/` beside them,
+`tokenizer.json`, `manifest.json`. The manifest names every file with its size and SHA-256, and
+carries all numbers the daemon needs, so that nothing is guessed from an `.om`.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         chat_template: Jinja source, or None.
         files: every file of the bundle but the manifest, by relative path.
         made_by: versions of the tools that made it.
+        atc_options: options of ATC beside those that follow from the model, by name.
     """
 
     format: int
@@ -121,6 +122,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chat_template: str | None
     files: dict[str, FileEntry]
     made_by: dict[str, str]
+    atc_options: dict[str, str] = {}
 
     @property
     def prefill_gears(self) -> tuple[Gear, ...]:

@@ -6,13 +6,14 @@ Every default is decided here and nowhere else, so that the command can print th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from om_models.gears import GearPlan, check_plan, coarse_plan, fine_plan, parse_gears
-from om_models.manifest import KvSpec, OmFile
+from om_models.gears import PLANS, GearPlan, check_plan, parse_gears
+from om_models.manifest import KvSpec, Manifest, OmFile
 from om_models.spec import ModelSpec, check_context
 from runtime_cache.errors import ConversionError
 
@@ -27,10 +28,23 @@ DEFAULT_CONTEXT = 2048
 DEFAULT_KV_BYTES: dict[Target, int] = {"sim": 1 << 30, "ascend": 4 << 30}
 DEFAULT_MAX_BATCH: dict[Target, int] = {"sim": 16, "ascend": 8}
 DEFAULT_DTYPE: dict[Target, Dtype] = {"sim": "float32", "ascend": "float16"}
+DEFAULT_GEARS: dict[Target, str] = {"sim": "fine", "ascend": "balanced"}
 #: Slots are compiled in multiples of the default block, so that none is left over.
 SLOT_MULTIPLE = 64
 #: Every copy starts on this boundary, so every row does (docs/design.md) [bytes].
 ROW_ALIGNMENT_BYTES = 64
+#: Options of ATC that users may not set.
+FIXED_ATC_OPTIONS = {
+    "mode",
+    "framework",
+    "model",
+    "output",
+    "input_format",
+    "input_shape",
+    "dynamic_dims",
+    "soc_version",
+    "external_weight",
+}
 #: Model inputs of this many elements or more are unproven on ATC.
 MAX_INPUT_ELEMENTS = 2**31
 
@@ -42,9 +56,12 @@ class ConvertOptions:
     Attributes:
         kv_bytes: size of the KV pool; excludes `kv_tokens`.
         context: largest number of tokens of a sequence.
-        gears: explicit gears in the syntax of `gears.parse_gears`.
+        gears: the name of a plan (`gears.PLANS`), or gears in the syntax of `gears.parse_gears`.
         num_kv_groups: overrides the number of pool inputs; for tests.
         default_kv_bytes: in place of the target's default; it too grows with the context.
+        external_weight: where ATC leaves the weights: 0 in the `.om`, 1 in a file each beside it,
+            2 in one file beside it.
+        atc_options: more options of ATC, by name.
     """
 
     target: Target
@@ -59,6 +76,8 @@ class ConvertOptions:
     index_dtype: IndexDtype = "int32"
     num_kv_groups: int | None = None
     default_kv_bytes: int | None = None
+    external_weight: int = 0
+    atc_options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,6 +91,7 @@ class Plan:
     layout: Layout
     gears: GearPlan
     kv: KvSpec
+    atc_options: dict[str, str] = field(default_factory=dict)
 
     @property
     def oms(self) -> tuple[OmFile, ...]:
@@ -108,7 +128,32 @@ def make_plan(spec: ModelSpec, options: ConvertOptions) -> Plan:
         layout=options.layout,
         gears=gears,
         kv=kv,
+        atc_options=_atc_options(options),
     )
+
+
+def plan_of(manifest: Manifest) -> Plan:
+    """The plan that a bundle or an export was made by."""
+    return Plan(
+        target=manifest.target,
+        soc_version=manifest.soc_version,
+        dtype=manifest.dtype,
+        index_dtype=manifest.index_dtype,
+        layout=manifest.layout,
+        gears=GearPlan(manifest.prefill_gears, manifest.decode_gears),
+        kv=manifest.kv,
+        atc_options=manifest.atc_options,
+    )
+
+
+def _atc_options(options: ConvertOptions) -> dict[str, str]:
+    if fixed := sorted(FIXED_ATC_OPTIONS & options.atc_options.keys()):
+        raise ConversionError(
+            f"--atc-option {fixed[0]}: follows from the model or from another option of this"
+            " command; it cannot be given"
+        )
+    external = {"external_weight": str(options.external_weight)} if options.external_weight else {}
+    return external | dict(options.atc_options)
 
 
 def _soc_version(options: ConvertOptions) -> str:
@@ -123,7 +168,7 @@ def _soc_version(options: ConvertOptions) -> str:
 
 
 def _gear_plan(spec: ModelSpec, options: ConvertOptions) -> GearPlan:
-    if options.gears is not None:
+    if options.gears is not None and options.gears not in PLANS:
         plan = parse_gears(options.gears)
         _check_explicit_gears(plan, options)
     else:
@@ -131,8 +176,7 @@ def _gear_plan(spec: ModelSpec, options: ConvertOptions) -> GearPlan:
         if context < 2:
             raise ConversionError("--context must be at least 2")
         max_batch = options.max_batch or DEFAULT_MAX_BATCH[options.target]
-        make = fine_plan if options.target == "sim" else coarse_plan
-        plan = make(context, max_batch)
+        plan = PLANS[options.gears or DEFAULT_GEARS[options.target]](context, max_batch)
     check_context(spec, plan.max_model_len)
     check_plan(plan, is_fused=options.layout == "fused")
     return plan

@@ -1,27 +1,24 @@
-"""ATC's command line, and what happens when the compiler is missing or fails."""
+"""ATC's command line, and what of it is refused before any work."""
 
 from __future__ import annotations
 
 import shlex
-import sys
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from om_models import atc
 from om_models.atc import (
     atc_arguments,
+    check_arguments,
     check_soc_version,
-    compiler,
     dynamic_dims,
-    find_compiled,
     input_shape,
-    run_atc,
     shell_script,
 )
+from om_models.atc_table import Release
 from om_models.contract import GraphContract
 from om_models.manifest import FORMAT, Gear, KvSpec, Manifest, OmFile
+from om_models.plan import FIXED_ATC_OPTIONS, ConvertOptions, Plan, make_plan
 from runtime_cache.errors import ConversionError
 from tests.support.tiny import BASE_SPEC
 
@@ -109,56 +106,53 @@ def test_a_soc_that_the_software_device_does_not_know():
         check_soc_version("sim", "Ascend999")
 
 
-def test_compiler_of_the_software_device():
-    assert compiler("sim") == [sys.executable, "-m", "runtime_cache.aclsim", "atc"]
+def test_more_options_come_last_and_may_replace_ours():
+    given = {"log": "info", "deterministic": "1"}
+    arguments = atc_arguments(
+        msgspec.structs.replace(MANIFEST, atc_options=given), OM, "m.onnx", "m"
+    )
+    assert arguments[-3:] == [
+        "--precision_mode=must_keep_origin_dtype",
+        "--log=info",
+        "--deterministic=1",
+    ]
 
 
-def test_a_missing_atc_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(ConversionError, match=r"source set_env\.sh of CANN, or use --export-only"):
-        compiler("ascend")
+def test_the_newer_way_to_say_the_precision_takes_the_place_of_the_older():
+    given = {"precision_mode_v2": "origin"}
+    arguments = atc_arguments(
+        msgspec.structs.replace(MANIFEST, atc_options=given), OM, "m.onnx", "m"
+    )
+    assert arguments[-2:] == ["--log=error", "--precision_mode_v2=origin"]
 
 
-def test_the_real_atc_is_taken_from_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    lines = run_fake(tmp_path, monkeypatch, 'echo "args: $*"; pwd; touch kernel_meta')
-    assert lines[0] == "args: --model=a b"
-    assert not (Path.cwd() / "kernel_meta").exists()
-    assert not Path(lines[1]).exists(), "the compiler's litter is removed"
+# --- held against the table of options ------------------------------------------------------------
 
 
-def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    script = "for i in $(seq 30); do echo line $i; done; echo E10036 >&2; exit 3"
+def planned(**options: object) -> Plan:
+    wanted = {"target": "ascend", "soc_version": "Ascend310P3", "kv_tokens": 1024, "context": 256}
+    return make_plan(BASE_SPEC, ConvertOptions(**{**wanted, **options}))  # type: ignore[arg-type]
+
+
+def test_weights_in_one_file_before_they_were_known():
+    plan = planned(external_weight=2)
+    check_arguments(plan, BASE_SPEC, Release(8, 5))
+    check_arguments(plan, BASE_SPEC, None)
     with pytest.raises(ConversionError) as caught:
-        run_fake(tmp_path, monkeypatch, script)
-    shown = caught.value.message.splitlines()
-    assert shown[0] == "atc failed with exit code 3:"
-    assert shown[1] == "line 17"
-    assert shown[-1] == "E10036"
+        check_arguments(plan, BASE_SPEC, Release.parse("8.1.RC1"))
+    assert caught.value.message == (
+        "ATC would refuse its options: --external_weight=2 is known from CANN 8.5 on; this is"
+        " 8.1.RC1"
+    )
 
 
-def run_fake(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> list[str]:
-    """Run a shell script in ATC's place; returns the lines it printed."""
-    program = directory / "atc"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(atc.shutil, "which", lambda name: str(program))
-    lines: list[str] = []
-    run_atc("ascend", ["--model=a b"], directory, lines.append)
-    return lines
+def test_all_faults_are_told_together():
+    given = {"precision_mode": "allow_mix_precision_bf16", "logg": "x"}
+    with pytest.raises(ConversionError, match=r"is not for Ascend310P3; .*; --logg: no such"):
+        check_arguments(planned(atc_options=given), BASE_SPEC, Release(9, 0))
 
 
-def test_the_software_compiler_refuses_what_atc_refuses(tmp_path: Path):
-    with pytest.raises(ConversionError, match=r"E10007"):
-        run_atc("sim", ["--framework=5"], tmp_path, lambda line: None)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_atc_wrote_is_found(tmp_path: Path):
-    assert find_compiled(tmp_path, OM) is None
-    (tmp_path / "model_linux_aarch64.om").touch()
-    assert find_compiled(tmp_path, OM) == tmp_path / "model_linux_aarch64.om"
-    (tmp_path / "model_linux_x86_64.om").touch()
-    with pytest.raises(ConversionError, match=r"several of model\.om: .*aarch64.*x86_64"):
-        find_compiled(tmp_path, OM)
-    (tmp_path / "model.om").touch()
-    assert find_compiled(tmp_path, OM) == tmp_path / "model.om"
+@pytest.mark.parametrize("name", sorted(FIXED_ATC_OPTIONS))
+def test_what_follows_from_the_model_cannot_be_given(name: str):
+    with pytest.raises(ConversionError, match=f"--atc-option {name}: follows from the model"):
+        planned(atc_options={name: "1"})

@@ -6,6 +6,7 @@ import pytest
 
 from om_models.gears import (
     MAX_GEARS,
+    PLANS,
     GearPlan,
     check_plan,
     coarse_plan,
@@ -13,6 +14,7 @@ from om_models.gears import (
     grid,
     model_gears,
     parse_gears,
+    small_plan,
 )
 from om_models.manifest import Gear
 from runtime_cache.errors import ConversionError
@@ -67,6 +69,27 @@ def test_coarse_plan(
     assert sizes(coarse_plan(context, max_batch)) == expected
 
 
+@pytest.mark.parametrize(
+    ("context", "max_batch", "expected"),
+    [
+        (2048, 8, ([128], [1, 8], [2048])),
+        (127, 1, ([127], [1], [127])),
+        (2, 2, ([2], [1, 2], [2])),
+    ],
+)
+def test_small_plan(context: int, max_batch: int, expected: tuple[list[int], list[int], list[int]]):
+    assert sizes(small_plan(context, max_batch)) == expected
+
+
+def test_the_named_plans():
+    made = {name: make(2048, 8) for name, make in PLANS.items()}
+    assert {name: len(plan.prefill) + len(plan.decode) for name, plan in made.items()} == {
+        "small": 3,
+        "balanced": 8,
+        "fine": 60,
+    }
+
+
 def test_default_plans_suit_atc_whatever_is_asked():
     for context in (*range(2, 300), 1023, 1024, 1025, 2048, 8192, 100_000, 131072):
         for max_batch in (1, 2, 3, 7, 16, 33, 64):
@@ -98,8 +121,8 @@ def test_explicit_gears():
         ("", "names no prefill gear"),
         ("prefill=16@64", "names no decode gear"),
         ("decode=1@64", "names no prefill gear"),
-        ("prefill=16x64", "'prefill=16x64' is not of the form"),
-        ("warmup=1@2", "'warmup=1@2' is not of the form"),
+        ("prefill=16x64", "'prefill=16x64' is none of small, balanced, fine and not of the form"),
+        ("warmup=1@2", "'warmup=1@2' is none of small, balanced, fine and not"),
         ("prefill=0@64 decode=1@64", "must list numbers above 0"),
         ("prefill=16@, decode=1@64", "must list numbers above 0"),
     ],

@@ -54,6 +54,19 @@ def test_defaults_of_a_card():
     assert len(made.gears.prefill) + len(made.gears.decode) == 8
 
 
+@pytest.mark.parametrize(("name", "num_gears"), [("small", 3), ("balanced", 8), ("fine", 60)])
+def test_gears_by_name(name: str, num_gears: int):
+    made = plan(gears=name, max_batch=8)
+    assert len(made.gears.prefill) + len(made.gears.decode) == num_gears
+    assert made.gears.max_model_len == 2048
+
+
+def test_options_of_atc_are_those_of_the_user_and_the_place_of_the_weights():
+    assert plan().atc_options == {}
+    made = plan(external_weight=1, atc_options={"deterministic": "1"})
+    assert made.atc_options == {"external_weight": "1", "deterministic": "1"}
+
+
 def test_a_card_must_be_named():
     with pytest.raises(ConversionError, match="--target ascend needs --soc-version"):
         plan(target="ascend")
