@@ -41,10 +41,11 @@ def init(config_path: str = "") -> None:
     asked = init_config.read(config_path)
     if process.num_inits and config_path and asked != process.init_config:
         raise AclFailure(codes.INVALID_PARAM, f"acl.init had another configuration: {config_path}")
+    if process.num_inits == 0:
+        process.start(settings.current())
     process.num_inits += 1
     if process.num_inits > 1:
         raise AclFailure(codes.REPEAT_INITIALIZE, "acl.init was called before")
-    process.start(settings.current())
     process.init_config = asked
     init_config.apply(asked)
 
@@ -55,7 +56,7 @@ def finalize() -> None:
     process = this_process()
     if process.num_inits == 0:
         raise AclFailure(codes.REPEAT_FINALIZE, "acl.finalize without acl.init")
-    process.num_inits = 0
+    process.end()
 
 
 @acl_function("", failed=(0,))

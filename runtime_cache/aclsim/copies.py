@@ -132,6 +132,38 @@ def _copy_kept(
     _copy(memory, dst, ctypes.addressof(data), count, way)
 
 
+def free_device(context: Context, address: int) -> None:
+    """`acl.rt.free`: at once, whatever still uses the memory.
+
+    Raises:
+        AclFailure: 100000 for 0, 107000 for anything that is not a live allocation's start.
+    """
+    memory = context.device.memory
+    found = memory.live.covering(address)
+    if found is not None and found.base == address:
+        races.note_free(context.device.pending(), "acl.rt.free", address, found.size_bytes)
+    memory.free(address)
+
+
+def free_host(address: int) -> None:
+    """`acl.rt.free_host`: at once, whatever still uses the memory.
+
+    Raises:
+        AclFailure: 107000 if `address` is no live `malloc_host` address.
+    """
+    process = this_process()
+    found = process.host_memory.live.covering(address)
+    if found is not None and found.base == address:
+        races.note_free(process.pending(), "acl.rt.free_host", address, found.size_bytes)
+    process.host_memory.free(address)
+
+
+def fill_now(context: Context, ptr: int, value: int, count: int) -> None:
+    """`acl.rt.memset`: has happened on return, whatever the streams are doing; errors as `fill`."""
+    races.note_write(context.device.pending(), "acl.rt.memset", ptr, count)
+    fill(context, ptr, value, count, codes.RT_PARAM_INVALID)
+
+
 def read_host(function: str, address: int, count: int, code: int) -> bytes:
     """What the program itself reads there: any host memory, on a board also the device's.
 

@@ -18,12 +18,12 @@ class HandleTable(Generic[T]):
     """Live objects of one kind by handle. Handles are never reused, and never of another kind.
 
     Args:
-        what: the kind in words.
+        what: the kind in words, singular.
         code: what a wrong handle gives.
     """
 
     def __init__(self, what: str, code: int) -> None:
-        self._what = what
+        self.what = what
         self._code = code
         self._numbers = itertools.count((next(_kinds) << _KIND_BITS) + _SPACING, _SPACING)
         self._live: dict[int, T] = {}
@@ -49,7 +49,7 @@ class HandleTable(Generic[T]):
         """
         item = self._live.get(handle)
         if item is None:
-            raise AclFailure(self._code, f"{handle:#x} is no live {self._what}")
+            raise AclFailure(self._code, f"{handle:#x} is no live {self.what}")
         return item
 
     def ordinal(self, handle: int) -> int:

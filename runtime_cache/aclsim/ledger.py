@@ -35,6 +35,7 @@ Kind = Literal[
 ]
 
 _TEARDOWN = ("acl.rt.free", "acl.rt.destroy", "acl.mdl.unload", "acl.mdl.destroy", "acl.destroy")
+_HOLDS_THE_REST = ("acl.rt.reset_device", "acl.rt.destroy_context")
 _GONE = (codes.UNINITIALIZE, codes.RT_CONTEXT_NULL, codes.RT_STREAM_CONTEXT, codes.RT_MODEL_CONTEXT)
 
 
@@ -117,9 +118,10 @@ class Ledger:
 
 
 def _kind_of_failure(where: str, code: int) -> Kind:
-    """Giving something back after its context, device or process is gone is a matter of order."""
+    """Giving back too late, or what holds the rest too early, is a matter of order."""
     is_late = code in _GONE and where.startswith(_TEARDOWN)
-    return "teardown_order" if is_late else "bad_call"
+    is_early = code == codes.RT_PARAM_INVALID and where in _HOLDS_THE_REST
+    return "teardown_order" if is_late or is_early else "bad_call"
 
 
 ledger = Ledger()

@@ -165,6 +165,18 @@ class Process:
         ledger.is_warning = config.misuse == "warn"
         faults.script.load(read_script(config.faults) if config.faults else [])
 
+    def tables(self) -> list[HandleTable[Any]]:
+        """All tables of handles."""
+        return [value for value in vars(self).values() if isinstance(value, HandleTable)]
+
+    def end(self) -> None:
+        """The last `acl.finalize`: devices should have been reset."""
+        self.num_inits = 0
+        for device in self.devices.values():
+            if device.num_users:
+                sentence = f"acl.finalize while device {device.device_id} is set: reset it first"
+                ledger.note_misuse(sentence, "teardown_order")
+
     def require_init(self) -> None:
         """Raises 100001 unless `acl.init` was called."""
         if not self.num_inits:
@@ -203,12 +215,27 @@ class Process:
         self.models[model_id] = model
         return model_id
 
-    def drop_models(self, device: Device) -> None:
-        """Unloads what is loaded on a device that is reset."""
+    def clear_device(self, device: Device) -> None:
+        """Unloads and frees what the program left on a device that is reset: leaks."""
+        where = f"reset_device({device.device_id})"
         for model_id, model in list(self.models.items()):
             if model.memory is device.memory:
                 del self.models[model_id]
                 model.unload()
+                ledger.note_misuse(f"{where} unloaded model {model_id}, still loaded", "leak")
+        sizes = [allocation.size_bytes for allocation in device.memory.live]
+        if sizes:
+            sentence = f"{where} freed {len(sizes)} of malloc, {sum(sizes)} bytes, still allocated"
+            ledger.note_misuse(sentence, "leak")
+        device.memory.free_all()
+
+    def destroy_context(self, context: Context) -> None:
+        """As `close_context`, for one of the program's own: its models should be gone."""
+        orphans = [key for key, model in self.models.items() if model.context == context.handle]
+        for model_id in orphans:
+            sentence = f"a context was destroyed under which model {model_id} is loaded"
+            ledger.note_misuse(sentence, "teardown_order")
+        self.close_context(context)
 
     def close_context(self, context: Context) -> None:
         """Waits for a context's work and forgets it."""

@@ -64,8 +64,7 @@ def reset_device(device_id: int) -> None:
             raise AclFailure(codes.RT_PARAM_INVALID, sentence)
         device.num_users, device.default_context = 0, None
     process.close_context(default)  # without the lock, which the work that runs may need
-    process.drop_models(device)
-    device.memory.free_all()
+    process.clear_device(device)
 
 
 @acl_function("i")
@@ -83,8 +82,7 @@ def reset_device_force(device_id: int) -> None:
             process.streams.remove(handle)
         context.default_stream.abort()
         process.close_context(context)
-    process.drop_models(device)
-    device.memory.free_all()
+    process.clear_device(device)
 
 
 def _default_context(device: Device) -> Context:
@@ -186,7 +184,7 @@ def destroy_context(context: int) -> None:
         raise AclFailure(codes.RT_PARAM_INVALID, "a default context goes with reset_device")
     if found.streams:
         raise AclFailure(codes.RT_PARAM_INVALID, f"{len(found.streams)} streams are alive")
-    process.close_context(found)
+    process.destroy_context(found)
 
 
 @acl_function("k")

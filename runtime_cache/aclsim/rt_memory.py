@@ -50,7 +50,7 @@ def malloc_with_cfg(size: int, policy: int, cfg: object) -> int:
 @acl_function("k")
 def free(dev_ptr: int) -> None:
     """Frees at once, without waiting for work that uses the memory."""
-    current_context().device.memory.free(dev_ptr)
+    copies.free_device(current_context(), dev_ptr)
 
 
 def _malloc_host(size: int) -> int:
@@ -78,7 +78,7 @@ def free_host(host_ptr: int) -> None:
     if host_ptr == 0:
         raise AclFailure(codes.INVALID_PARAM, "free of a null pointer")
     current_context()
-    this_process().host_memory.free(host_ptr)
+    copies.free_host(host_ptr)
 
 
 def _check_malloc_config(cfg: object) -> None:
@@ -113,7 +113,7 @@ def memset(ptr: int, max_count: int, value: int, count: int) -> None:
     """Sets bytes now, in no stream's order."""
     context = current_context()
     copies.check_fill(ptr, max_count, count)
-    copies.fill(context, ptr, value, count, codes.RT_PARAM_INVALID)
+    copies.fill_now(context, ptr, value, count)
 
 
 @acl_function("kkikk")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from om_models.socs import Soc, find_soc
+from runtime_cache.aclsim.fault_script import read_script
 
 ENV_PREFIX = "RTCACHE_ACLSIM_"
 #: For a SoC whose memory no table tells.
@@ -137,11 +138,14 @@ def configure(**changes: Any) -> SimSettings:
 
     Raises:
         TypeError: unknown setting.
-        ValueError: value out of range.
+        ValueError: value out of range, or a fault script that cannot be used.
     """
     global _configured
-    _configured = replace(from_environment(os.environ), **changes)
-    return _configured
+    wanted = replace(from_environment(os.environ), **changes)
+    if wanted.faults:
+        read_script(wanted.faults)
+    _configured = wanted
+    return wanted
 
 
 def current() -> SimSettings:

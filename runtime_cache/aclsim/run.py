@@ -1,0 +1,226 @@
+"""`python -m runtime_cache.aclsim run PROGRAM ...`: any program that says `import acl`, unchanged.
+
+The program runs in this process as `__main__`, with the software device in the place of pyACL. When
+it has ended, threads and exit handlers included, standard error gets a report of what a card would
+not have forgiven. Its exit code is passed on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import faulthandler
+import gc
+import importlib.machinery
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn, get_args
+
+from om_models.socs import SOCS
+from runtime_cache.aclsim import misuse, settings, stand_in
+from runtime_cache.aclsim.ledger import Misuse, ledger
+from runtime_cache.aclsim.process import this_process
+from runtime_cache.config import parse_bytes
+from runtime_cache.errors import ConfigError
+
+_EPILOG = """\
+example:
+  python -m runtime_cache.aclsim run --soc Ascend310B4 --misuse error classify.py net.om cat.npy
+
+Options that are not given here: environment variables RTCACHE_ACLSIM_<SETTING>, such as
+RTCACHE_ACLSIM_GIL_LIMIT_MS=20 (docs/software_device.md)."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs a program and returns its exit code; 2 if it cannot be started as asked."""
+    options = _parse(arguments)
+    try:
+        settings.configure(**_changes(options))
+        code = _compile(options.program)
+    except (ValueError, ConfigError, OSError) as error:
+        print(f"run: {error}", file=sys.stderr)
+        return 2
+    before = set(sys.modules)
+    stand_in.install()
+    if not faulthandler.is_enabled():
+        faulthandler.enable()  # where a program dies that follows a device address
+    ended = _run(options.program, options.args, code)
+    _end_of_process(before)
+    ended = _with_report(ended, options)
+    if ended.is_interrupted:
+        _die_of_interrupt()
+    return ended.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How a program ended.
+
+    Attributes:
+        is_interrupted: by Ctrl-C.
+    """
+
+    exit_code: int = 0
+    is_interrupted: bool = False
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m runtime_cache.aclsim run",
+        description="Runs a program that imports acl (pyACL) on the Ascend device in software.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--soc", metavar="SOC", help="which SoC to stand for, such as Ascend310B4: decides memory")
+    add("--memory", metavar="SIZE", help="device memory, such as 4GiB, in place of the SoC's own")
+    add("--faults", metavar="FILE", help="script of calls that fail, come late or hang (JSON)")
+    add(
+        "--misuse",
+        choices=get_args(settings.MisuseAction),
+        help="report at the end (the default), warn also when it happens, or error: exit with 1",
+    )
+    add("--json", action="store_true", help="the report as one line of JSON")
+    add("program", metavar="PROGRAM", help="the Python program")
+    add("args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
+    return parser.parse_args(arguments)
+
+
+def _changes(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were asked for.
+
+    Raises:
+        ValueError: a SoC that no table knows.
+        ConfigError: a size that is none.
+    """
+    if options.soc is not None and options.soc not in SOCS:
+        raise ValueError(f"SoC {options.soc!r} is unknown; known: {', '.join(SOCS)}")
+    changes = {
+        "soc_name": options.soc,
+        "memory_bytes": None if options.memory is None else parse_bytes(options.memory),
+        "faults": options.faults,
+        "misuse": options.misuse,
+    }
+    return {name: value for name, value in changes.items() if value is not None}
+
+
+def _compile(program: str) -> Any:
+    """The program's code, or the SyntaxError that it begins with, to be raised in its place.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(program, "rb") as file:
+        source = file.read()
+    try:
+        return compile(source, os.path.abspath(program), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return error
+
+
+def _run(program: str, args: Sequence[str], code: Any) -> _Ended:
+    """Runs the code as `__main__`, and ends with the exit code that Python would have."""
+    module = _main_module(program)
+    sys.argv = [program, *args]
+    sys.path[0] = os.path.dirname(os.path.realpath(program))
+    sys.modules["__main__"] = module
+    try:
+        if isinstance(code, SyntaxError):
+            raise code.with_traceback(None)
+        exec(code, vars(module))
+    except SystemExit as error:
+        return _Ended(_exit_code(error.code))
+    except BaseException as error:
+        _show(error)
+        return _Ended(1, isinstance(error, KeyboardInterrupt))
+    return _Ended()
+
+
+def _main_module(program: str) -> ModuleType:
+    module = ModuleType("__main__")
+    path = os.path.abspath(program)
+    module.__file__ = path
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    module.__dict__["__builtins__"] = sys.modules["builtins"]
+    module.__dict__["__cached__"] = None
+    return module
+
+
+def _exit_code(code: Any) -> int:
+    """What `sys.exit(code)` means: a number, nothing, or a text for standard error."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    """Prints the traceback as Python does: from the program's own first line on."""
+    own: TracebackType | None = error.__traceback__
+    error.__traceback__ = own.tb_next if own is not None else None
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _end_of_process(before: set[str]) -> None:
+    """Does what Python does at the end of a process, so that the report can come after it.
+
+    Waits for threads, runs exit handlers, and lets go of the modules that the program imported
+    from its own directory, so that destructors give back what they hold.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # no public way ends idle thread pools
+    atexit._run_exitfuncs()
+    directory = sys.path[0] + os.sep
+    for name in {*sys.modules} - before | {"__main__"}:
+        path = getattr(sys.modules[name], "__file__", None) or ""
+        if os.path.realpath(path).startswith(directory):
+            del sys.modules[name]
+    gc.collect()
+
+
+def _with_report(ended: _Ended, options: argparse.Namespace) -> _Ended:
+    """Writes the report. With the setting `misuse` at `error`, what is in it is a failure."""
+    found = misuse.report(this_process())
+    if settings.current().misuse == "error" and misuse.errors(found) and ended.exit_code == 0:
+        ended = replace(ended, exit_code=1)
+    sys.stdout.flush()
+    text = _json(options.program, ended.exit_code, found) if options.json else _text(found)
+    print(text, file=sys.stderr)
+    return ended
+
+
+def _text(found: list[Misuse]) -> str:
+    config, calls = this_process().config, sum(ledger.calls.values())
+    head = f"software device ({config.soc_name}): {calls} calls"
+    if not found:
+        return f"{head}, and nothing that a card would not forgive"
+    lines = [f"  {each.kind}: {each.sentence}" for each in found]
+    return "\n".join([f"{head}; what a card would not forgive, or not quickly:", *lines])
+
+
+def _json(program: str, exit_code: int, found: list[Misuse]) -> str:
+    config = this_process().config
+    return json.dumps(
+        {
+            "program": program,
+            "exit_code": exit_code,
+            "soc": config.soc_name,
+            "form": "board" if config.has_one_memory else "card",
+            "calls": dict(sorted(ledger.calls.items())),
+            "misuses": [asdict(each) for each in found],
+        }
+    )
+
+
+def _die_of_interrupt() -> NoReturn:
+    """Ends as Python does after Ctrl-C, so that a shell sees the signal."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    raise KeyboardInterrupt
