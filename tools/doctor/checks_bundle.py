@@ -130,7 +130,7 @@ def _against_table(plan: MemoryPlan, table: str) -> Finding:
     if plan.free_bytes is not None and plan.free_bytes < 0:
         return problem(
             "memory",
-            f"{needed} A {plan.soc} has {size(plan.total_bytes or 0)}.",
+            f"{needed} An {plan.soc} has {size(plan.total_bytes or 0)}.",
             "Convert the model again with a smaller --kv-capacity, or use a larger device.",
         )
     return skipped("memory", f"{needed} How much the device has free could not be read.")

@@ -41,7 +41,7 @@ def signs_of_npu(host: Host) -> list[str]:
     if find_driver(host) is not None:
         signs.append("the driver")
     signs += [root for root in toolkit_roots(host) if host.is_dir(root)][:1]
-    signs += [name for name in host.env if name.startswith("ASCEND_")][:1]
+    signs += [name for name, value in host.env.items() if value and name.startswith("ASCEND_")][:1]
     return signs + ([] if _find_smi(host) is None else ["npu-smi"])
 
 

@@ -168,13 +168,14 @@ class Host:
             descriptor = os.open(self.at(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return None
-        with open(descriptor, "rb") as file:
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return None
-            try:
-                return file.read(_MAX_FILE_BYTES).decode("utf-8", "replace")
-            except OSError:
-                return None
+            return os.read(descriptor, _MAX_FILE_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
 
     def may(self, path: str, mode: int) -> bool:
         """Whether this user may use a file so."""

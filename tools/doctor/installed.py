@@ -22,6 +22,8 @@ _HOME_ROOTS = ("Ascend/ascend-toolkit/latest", "Ascend/cann", "Ascend/nnrt/lates
 _DRIVER_PARENT = "/usr/local/Ascend"
 _LIBRARY_DIRECTORIES = ("lib64", "lib64/common", "lib64/driver")
 _RUNNING = re.compile(r"^(?:runtime|toolkit)_running_version=\[([^\]:]*):?([^\]]*)\]", re.MULTILINE)
+#: Of one of CANN's parts: up to 8.x the part's own number, later that of the release.
+_VERSION_FILES = ("version.info", "runtime/version.info", "compiler/version.info")
 _SERIES = re.compile(r"V\d+R\d+C\d+")
 
 
@@ -117,18 +119,15 @@ def _toolkit(host: Host, root: str) -> Installed:
     )
     running = _RUNNING.search(host.read(os.path.join(root, "version.cfg")) or "")
     component, release = running.groups() if running else ("", "")
-    plain = (fields(host.read(os.path.join(root, place))) for place in _VERSION_FILES)
-    versions = (info.get("version"), release or component, *(f.get("Version") for f in plain))
+    files = (fields(host.read(os.path.join(root, place))) for place in _VERSION_FILES)
+    plain = next((found["Version"] for found in files if found.get("Version")), "")
     return Installed(
         root,
-        version=next((version for version in versions if version), ""),
-        component=component,
+        version=info.get("version") or release or component or plain,
+        component=component or plain,
         series=_series(info.get("innerversion", "")),
         compatible=frozenset(_SERIES.findall(info.get("compatible_version", ""))),
     )
-
-
-_VERSION_FILES = ("version.info", "runtime/version.info", "compiler/version.info")
 
 
 def _series(inner: str) -> str:

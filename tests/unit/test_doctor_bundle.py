@@ -1,0 +1,253 @@
+"""The bundle against the device, and what `rtcache-doctor om` says of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from om_models.bundle import TOKENIZER_NAME, seal
+from om_models.manifest import FORMAT, Gear, KvSpec, Manifest, OmFile
+from om_models.memory_plan import plan_memory
+from runtime_cache.errors import BundleError
+from tests.support.real_om import ATTRIBUTES, RealOm, write_real_om
+from tests.support.tiny import BASE_SPEC
+from tools.doctor.checks_bundle import (
+    Memory,
+    check_bundle,
+    check_memory,
+    check_oms,
+    check_soc,
+    check_target,
+)
+from tools.doctor.findings import Finding
+from tools.doctor.installed import Installed
+from tools.doctor.om_file import read_om_file
+
+OM = OmFile(path="model.om", prefill=(Gear(1, 8, 64),), decode=(Gear(1, 1, 64),))
+DRAFT = Manifest(
+    format=FORMAT,
+    name="tiny",
+    digest="ab" * 32,
+    target="ascend",
+    soc_version="Ascend310B4",
+    layout="fused",
+    dtype="float16",
+    index_dtype="int32",
+    model=BASE_SPEC,
+    kv=KvSpec("float16", num_slots=1 << 20, num_groups=1, layers_per_group=2, row_elements=32),
+    oms=(OM,),
+    bos_token_id=256,
+    eos_token_ids=(257,),
+    chat_template=None,
+    files={},
+    made_by={"runtime-cache": "0"},
+)
+PLAN = plan_memory(DRAFT, DRAFT.model)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle for a real SoC, by its looks."""
+    directory = tmp_path / "bundle"
+    directory.mkdir()
+    write_real_om(directory / "model.om")
+    (directory / TOKENIZER_NAME).write_text("{}")
+    seal(directory, DRAFT)
+    return directory
+
+
+def made(**changes: Any) -> Manifest:
+    return msgspec.structs.replace(DRAFT, **changes)
+
+
+def test_a_whole_bundle(bundle: Path) -> None:
+    for has_checksums, how in ((False, "sizes right"), (True, "checksums right")):
+        finding, manifest = check_bundle(bundle, has_checksums=has_checksums)
+        assert finding.status == "ok"
+        assert finding.text.startswith(f"tiny in {bundle}, 2 files, {how}")
+        assert manifest is not None
+
+
+def test_no_bundle(tmp_path: Path) -> None:
+    finding, manifest = check_bundle(tmp_path / "none", has_checksums=False)
+    assert (finding.status, manifest) == ("problem", None)
+    assert "is not a bundle: no such directory" in finding.text
+    assert "rtcache-convert" in finding.remedy
+
+
+def test_a_missing_file_and_a_damaged_one(bundle: Path) -> None:
+    path = bundle / TOKENIZER_NAME
+    path.write_text("[]")
+    assert check_bundle(bundle, has_checksums=False)[0].status == "ok"
+    finding, manifest = check_bundle(bundle, has_checksums=True)
+    assert manifest is not None
+    assert f"{path} is damaged: its checksum differs from the manifest's." == finding.text
+    path.unlink()
+    assert "is missing" in check_bundle(bundle, has_checksums=False)[0].text
+
+
+@pytest.mark.parametrize(
+    ("target", "is_sim", "status"),
+    [
+        ("ascend", False, "ok"),
+        ("sim", True, "ok"),
+        ("sim", False, "problem"),
+        ("ascend", True, "problem"),
+    ],
+)
+def test_the_target_against_the_device(target: str, is_sim: bool, status: str) -> None:
+    finding = check_target(made(target=target), is_sim=is_sim)
+    assert finding.status == status
+    if status == "problem":
+        other = "sim" if is_sim else "ascend"
+        assert finding.remedy == f"Convert the model again with --target {other}."
+
+
+def test_the_soc_against_the_device() -> None:
+    assert check_soc(DRAFT, "Ascend310B4", None).text == "Bundle and device are both Ascend310B4."
+    finding = check_soc(DRAFT, "Ascend910B3", "910B3")
+    assert finding.status == "problem"
+    assert "compiled for Ascend310B4, but the device is Ascend910B3" in finding.text
+    assert finding.remedy == "Convert the model again with --soc-version Ascend910B3."
+    unread = check_soc(DRAFT, None, None)
+    assert unread.status == "skipped"
+    assert unread.text.endswith("what the device is could not be read.")
+    assert (
+        "calls it Ascend910, which names more than one" in check_soc(DRAFT, None, "Ascend910").text
+    )
+    assert check_soc(made(soc_version="Ascend999"), None, None).status == "warning"
+
+
+def test_models_that_say_what_the_manifest_says(bundle: Path) -> None:
+    assert check_oms(bundle, DRAFT, None) == [
+        Finding("om", "ok", "model.om: Ascend310B4, ATC 7.6.0.1.220.")
+    ]
+    assert check_oms(bundle, made(target="sim"), None)[0].status == "skipped"
+
+
+def test_a_model_for_another_soc(bundle: Path) -> None:
+    write_real_om(bundle / "model.om", RealOm({"soc_version": "Ascend910B1"}))
+    (finding,) = check_oms(bundle, DRAFT, None)
+    assert finding.status == "problem"
+    assert finding.text == ("model.om was compiled for Ascend910B1, the manifest says Ascend310B4.")
+
+
+def test_a_model_that_does_not_say(bundle: Path) -> None:
+    write_real_om(bundle / "model.om", RealOm({}))
+    (finding,) = check_oms(bundle, DRAFT, None)
+    assert finding == Finding(
+        "om", "ok", "model.om: a SoC it does not name, ATC of unknown version."
+    )
+
+
+@pytest.mark.parametrize(
+    ("contents", "why"),
+    [
+        (bytes(RealOm())[:-1], "is damaged: it ends after"),
+        (b"RTCSIMOM" + bytes(400), "is no .om of a real SoC"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_model_that_is_none(bundle: Path, contents: bytes | None, why: str) -> None:
+    (bundle / "model.om").unlink()
+    if contents is not None:
+        (bundle / "model.om").write_bytes(contents)
+    (finding,) = check_oms(bundle, DRAFT, None)
+    assert finding.status == "problem"
+    assert why in finding.text
+
+
+@pytest.mark.parametrize(
+    ("component", "status"),
+    [("7.6.0.1.219", "warning"), ("7.6.0.1.220", "ok"), ("7.6.0.1.221", "ok"), ("", "ok")],
+)
+def test_a_model_newer_than_cann(bundle: Path, component: str, status: str) -> None:
+    (finding,) = check_oms(bundle, DRAFT, Installed("/x", "8.0.0", component=component))
+    assert finding.status == status
+    if status == "warning":
+        assert "made by ATC 7.6.0.1.220, and this host's CANN is older (7.6.0.1.219)" in (
+            finding.text
+        )
+
+
+def memory(free_bytes: int, *, is_after_first_use: bool = False) -> Memory:
+    return Memory(free_bytes, 64 << 30, "npu-smi", is_after_first_use)
+
+
+@pytest.mark.parametrize(
+    ("below", "status"),
+    [
+        (0, "ok"),
+        (1, "warning"),
+        (PLAN.workspace_bytes, "warning"),
+        (PLAN.workspace_bytes + 1, "problem"),
+    ],
+)
+def test_free_memory_against_the_plan(below: int, status: str) -> None:
+    finding = check_memory(DRAFT, memory(PLAN.needed_bytes - below))
+    assert finding.status == status
+    assert "of 64.00 GiB are free (npu-smi); the bundle takes about" in finding.text
+    if status != "ok":
+        assert "--kv-capacity" in finding.remedy
+
+
+def test_after_the_first_use_the_systems_share_is_gone() -> None:
+    needed = PLAN.needed_bytes - PLAN.system_bytes
+    assert check_memory(DRAFT, memory(needed, is_after_first_use=True)).status == "ok"
+    assert check_memory(DRAFT, memory(needed - 1, is_after_first_use=True)).status == "warning"
+    assert check_memory(DRAFT, memory(needed)).status != "ok"
+
+
+def test_memory_that_was_not_read() -> None:
+    finding = check_memory(DRAFT, None)
+    assert finding.status == "skipped"
+    assert "How much the device has free could not be read" in finding.text
+
+
+def test_a_plan_that_no_such_device_holds() -> None:
+    kv = KvSpec("float16", num_slots=1 << 25, num_groups=1, layers_per_group=2, row_elements=32)
+    finding = check_memory(made(kv=kv), None)
+    assert finding.status == "problem"
+    assert finding.text.endswith("An Ascend310B4 has 4.00 GiB.")
+
+
+def test_om_of_a_real_soc(tmp_path: Path) -> None:
+    report = read_om_file(write_real_om(tmp_path / "m.om"))
+    assert report.kind == "ascend"
+    assert report.facts["soc_version"] == "Ascend310B4"
+    assert report.facts["attributes"] == ATTRIBUTES
+    assert report.facts["partitions"][1] == {
+        "type": 1,
+        "name": "weights",
+        "offset": report.facts["partitions"][1]["offset"],
+        "num_bytes": 64,
+    }
+    assert report.lines[0] == "IR model, compiled for Ascend310B4 by ATC 7.6.0.1.220"
+
+
+def test_om_that_is_a_zip(tmp_path: Path) -> None:
+    path = tmp_path / "m.om"
+    path.write_bytes(b"PK\x03\x04" + bytes(20))
+    assert read_om_file(path).kind == "om2"
+
+
+@pytest.mark.parametrize(
+    ("contents", "why"),
+    [
+        (b"", "is no .om: it starts with nothing, as it is empty"),
+        (b"#!/bin/sh\n", "is no .om: it starts with b'#!/bin/s'"),
+        (b"RTCSIMOM", "is damaged: it ends inside its first 48 bytes"),
+        (b"RTCSIMOM\1\0\0\0\xff\xff\xff\x7f" + bytes(32), "a header of 2147483647 bytes does not"),
+        (b"RTCSIMOM\1\0\0\0\2\0\0\0" + bytes(32) + b"{}", "the header's checksum differs"),
+        (b"IMOD", "is damaged: it ends after 4 bytes"),
+    ],
+)
+def test_om_that_is_none(tmp_path: Path, contents: bytes, why: str) -> None:
+    path = tmp_path / "m.om"
+    path.write_bytes(contents)
+    with pytest.raises(BundleError) as caught:
+        read_om_file(path)
+    assert why in caught.value.message

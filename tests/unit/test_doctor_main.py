@@ -1,0 +1,113 @@
+"""The command line of the doctor; `tests/process/test_doctor.py` runs it as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.real_om import write_real_om
+from tools.doctor import main as command
+from tools.doctor import om_file
+from tools.doctor.examine import Examined, Request
+from tools.doctor.findings import Finding, ok, problem, warning
+from tools.doctor.host import Host
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--no-such"], ["om"], ["om", "a", "b"], ["--device"], ["stray"], ["om", "--x"]]
+)
+def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main(arguments)
+    assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "usage: rtcache-doctor" in err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["om", "--help"]])
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main(arguments)
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert arguments[0] == "om" or "2 wrong command line" in out
+
+
+@pytest.mark.parametrize(
+    ("findings", "code"),
+    [([ok("a", "")], 0), ([warning("a", "")], 0), ([ok("a", ""), problem("b", "", "")], 1)],
+)
+def test_the_exit_code(
+    findings: list[Finding],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[Request] = []
+
+    def examine(host: Host, request: Request) -> Examined:
+        asked.append(request)
+        return Examined("npu:3", findings)
+
+    monkeypatch.setattr(command, "examine", examine)
+    words = ["--device", "npu:3", "--bundle", "b", "--config", "c", "--checksums", "--no-probe"]
+    assert command.main([*words, "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["device"] == "npu:3"
+    assert command.main([]) == code
+    assert "this host, for npu:3" in capsys.readouterr().out
+    assert asked == [
+        Request("npu:3", Path("b"), "c", has_checksums=True, may_probe=False),
+        Request(),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: path.write_bytes(b""), "is no .om: it starts with nothing"),
+        (lambda path: path.mkdir(), "is not a regular file"),
+        (os.mkfifo, "is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+        (lambda path: None, "No such file or directory"),
+        (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
+        (lambda path: path.write_bytes(b"IMOD" + bytes(300)), "is damaged: its header says"),
+    ],
+)
+def test_om_that_is_none(
+    tmp_path: Path,
+    make: Callable[[Path], object],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "m.om"
+    make(path)
+    assert command.main(["om", str(path), "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert why in err
+    assert why in json.loads(out)["error"]
+    assert command.main(["om", str(path)]) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_om_that_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(om_file, "read_om_header", refuse)
+    assert command.main(["om", str(tmp_path / "m.om")]) == 1
+    assert "Permission denied" in capsys.readouterr().err
+
+
+def test_om(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_real_om(tmp_path / "m.om")
+    assert command.main(["om", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"{path}:", "IR model, compiled for Ascend310B4 by ATC 7.6.0.1.220"]

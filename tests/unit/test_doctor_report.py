@@ -1,0 +1,94 @@
+"""The doctor's words: 80 columns, a summary, nothing that steers a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.doctor.findings import Finding, ok, problem, sentence, skipped, warning
+from tools.doctor.report import as_json, render, summary, wrap
+
+FINDINGS = [
+    ok("python", "Python 3.11.4."),
+    warning("npu-smi", "npu-smi is nowhere.", "Mount it."),
+    problem("nodes", "There is " + "nothing at all " * 12 + ".", "Run this " * 20 + "command."),
+    skipped("bundle", "No bundle was named."),
+]
+
+
+def test_the_text() -> None:
+    text = render("title", FINDINGS, has_colours=False)
+    lines = text.splitlines()
+    assert lines[:4] == [
+        "title",
+        "ok       python     Python 3.11.4.",
+        "warning  npu-smi    npu-smi is nowhere.",
+        "                    -> Mount it.",
+    ]
+    assert lines[-2:] == ["", "1 problem, 1 warning, 1 ok, 1 skipped"]
+    assert max(map(len, lines)) <= 80
+    arrow = next(n for n, line in enumerate(lines) if "-> Run" in line)
+    assert lines[arrow + 1].startswith(" " * 23 + "this Run")
+
+
+def test_colours_change_nothing_else() -> None:
+    coloured = render("title", FINDINGS, has_colours=True)
+    plain = render("title", FINDINGS, has_colours=False)
+    assert "\x1b[31;1mproblem \x1b[0m" in coloured
+    assert "\x1b" not in plain
+    for code in ("\x1b[31;1m", "\x1b[33m", "\x1b[32m", "\x1b[2m", "\x1b[0m"):
+        coloured = coloured.replace(code, "")
+    assert coloured == plain
+
+
+def test_a_path_is_not_cut() -> None:
+    path = "/very" * 30
+    assert wrap(f"It is in {path} now.") == ["It is in", path, "now."]
+    assert wrap("use --no-probe " * 3, 20) == ["use --no-probe use", "--no-probe use", "--no-probe"]
+    assert wrap("") == [""]
+
+
+def test_texts_of_other_programs_steer_nothing() -> None:
+    text = render("t", [ok("acl", "a\x1b[2Jb\nc\x07")], has_colours=False)
+    assert "\x1b" not in text
+    assert "a [2Jb c" in text
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        ([], "0 problems"),
+        ([ok("a", "")], "0 problems, 1 ok"),
+        ([problem("a", "", "")] * 2, "2 problems"),
+        ([warning("a", "")] * 3, "0 problems, 3 warnings"),
+    ],
+)
+def test_the_summary(findings: list[Finding], expected: str) -> None:
+    assert summary(findings) == expected
+
+
+def test_for_programs() -> None:
+    found = as_json("npu:0", FINDINGS)
+    assert found["device"] == "npu:0"
+    assert found["has_problems"] is True
+    assert found["summary"] == {"problem": 1, "warning": 1, "ok": 1, "skipped": 1}
+    assert found["findings"][0] == {
+        "check": "python",
+        "status": "ok",
+        "text": "Python 3.11.4.",
+        "remedy": "",
+    }
+    assert as_json("npu:0", FINDINGS[:2])["has_problems"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("the device is lost", "The device is lost."),
+        ("pyACL is not here.", "pyACL is not here."),
+        ("npu-smi is not here", "npu-smi is not here."),
+        ("/a/b is damaged", "/a/b is damaged."),
+        ("", "."),
+    ],
+)
+def test_sentences(text: str, expected: str) -> None:
+    assert sentence(text) == expected
