@@ -38,7 +38,7 @@ COPY, EXECUTE = "acl.rt.memcpy_async", "acl.mdl.execute_async"
 SYNCHRONIZE = "acl.rt.synchronize_stream_with_timeout"
 #: Upload, run, append, download, wait.
 PLACES = [
-    *(Place(COPY, when, call) for when in ("call", "run") for call in (1, 2, 3)),  # type: ignore[arg-type]
+    *(Place(COPY, when, call) for when in ("call", "run") for call in (1, 2, 3)),
     Place(EXECUTE, "call"),
     Place(EXECUTE, "run"),
     Place(SYNCHRONIZE, "call"),

@@ -208,6 +208,7 @@ def config_for(
     memory: str = "1GiB",
     threads: int = 1,
     cache: Mapping[str, Any] | None = None,
+    device: Mapping[str, Any] | None = None,
     tenants: Mapping[str, float] | None = None,
     **engine: Any,
 ) -> Config:
@@ -218,6 +219,7 @@ def config_for(
         memory: of the device.
         threads: of ONNX Runtime.
         cache: changes of the section `cache`.
+        device: changes of the section `device`.
         tenants: name → share in percent.
         engine: changes of the section `engine`.
     """
@@ -226,7 +228,7 @@ def config_for(
         section["cache_capacity"] = (num_blocks + 0.5) * BLOCK * _token_bytes(bundle) / 10**9
     raw = {
         "model": {"bundle": str(bundle.path)},
-        "device": {"device": "sim:0"},
+        "device": {"device": "sim:0"} | dict(device or {}),
         "cache": section | dict(cache or {}),
         "engine": engine,
         "sim": {"memory": memory, "threads": threads},
