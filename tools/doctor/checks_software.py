@@ -1,4 +1,4 @@
-"""Python and its packages, CANN, the driver, and whether they suit each other. Pure but for files.
+"""Python and its packages, CANN, the driver, and whether they suit each other.
 
 Source: the CANN installation guide, instg_0045 of each release, for the Python versions; the series
 that CANN and the driver name as compatible are their own (`compatible_version`).
