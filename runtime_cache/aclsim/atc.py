@@ -12,30 +12,52 @@ import importlib.metadata
 import importlib.resources
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import onnx
 
+from om_models.socs import find_soc
 from runtime_cache import __version__
+from runtime_cache.aclsim import atc_show
+from runtime_cache.aclsim.atc_flags import help_text
 from runtime_cache.aclsim.atc_graph import (
-    ShapeTable,
     apply_input_shapes,
     check_operators,
-    fill_gear,
-    move_weights_out,
+    check_soc,
+    data_dependent_node,
+    has_bfloat16,
+    imports_of,
     read_model,
-    weight_chunks,
 )
-from runtime_cache.aclsim.atc_options import AtcError, AtcOptions, parse_options
+from runtime_cache.aclsim.atc_infer import ShapeTable
+from runtime_cache.aclsim.atc_options import (
+    MODE_JSON,
+    MODE_SHOW,
+    AtcError,
+    AtcOptions,
+    parse_options,
+)
+from runtime_cache.aclsim.atc_rewrite import rewrite
+from runtime_cache.aclsim.atc_shapes import Bounds, fill_gear
+from runtime_cache.aclsim.atc_trial import TrialRuns
+from runtime_cache.aclsim.atc_weights import (
+    ExternalWeights,
+    Weight,
+    find_weights,
+    place_in_section,
+    section_chunks,
+)
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.mapping import round_up
-from runtime_cache.aclsim.om import Gear, OmHeader, Section, read_om
+from runtime_cache.aclsim.om import ExternalFile, Gear, OmHeader, Section, TensorInfo, read_om
 from runtime_cache.aclsim.om_writer import write_om
 from runtime_cache.aclsim.sessions import new_session
 from runtime_cache.aclsim.settings import SimSettings
 
 _WORKSPACE_STEP_BYTES = 2 << 20
+_HELP = ("--help", "--h", "-h")
 
 
 class AtcTables(msgspec.Struct, frozen=True):
@@ -59,14 +81,18 @@ def tables() -> AtcTables:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compiles; prints progress, then `ATC run success` or the reason and `ATC run failed`.
+    """Does what `--mode` says; prints progress, then `ATC run success`, or the reason and `ATC run
+    failed`.
 
     Returns:
         The exit code.
     """
+    if any(argument in _HELP for argument in arguments):
+        print(help_text())
+        return 0
     print("ATC start working now, please wait for a moment.", flush=True)
     try:
-        compile_model(parse_options(arguments, tables().soc_versions))
+        _run(parse_options(arguments, tables().soc_versions))
     except AtcError as error:
         print(f"{error.code}: {error.reason}\nATC run failed, please check the reason above.")
         return 1
@@ -74,44 +100,183 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _run(options: AtcOptions) -> None:
+    if options.mode == MODE_JSON:
+        atc_show.write_json(options.om, options.json)
+    elif options.mode == MODE_SHOW:
+        print("\n".join(atc_show.show(options.om)))
+    else:
+        target = compile_model(options)
+        if options.shows_info:
+            print("\n".join(atc_show.show(target)))
+
+
 def compile_model(options: AtcOptions) -> Path:
-    """Writes `<output>.om` and returns its path.
+    """Writes `<output>.om`, or `<output>_<system>_<processor>.om` for a model with host code.
+
+    Returns:
+        Its path.
 
     Raises:
-        AtcError: the model or its shapes are refused, or the file cannot be written; no file is
+        AtcError: the model or its shapes are refused, or a file cannot be written; no file is
             left behind.
     """
     _progress("read model")
     model = read_model(options.model)
     _progress(f"check {len(model.graph.node)} nodes")
-    check_operators(model, tables().ops)
-    inputs = apply_input_shapes(model, options.input_shape)
-    weights, weights_bytes = move_weights_out(model, options.model.parent)
-    shapes = ShapeTable(model, inputs)
+    keeps_rules = _check_rules(model, options)
+    check_soc(model, find_soc(options.soc_version))
+    rewrite(model, options)
+    inputs = apply_input_shapes(model, options.input_shape, options.ranges)
+    weights = find_weights(model, options.model.parent)
+    external = ExternalWeights(options.output.parent, options.output.name)
+    try:
+        store = _store(weights, options, external)
+        trial = TrialRuns(model, weights, options.model.parent, inputs)
+        shapes = _compile_shapes(model, inputs, trial, options)
+        header = _header(model, options, shapes, store, has_atc_rules=keeps_rules)
+        return _write(model, header, store, options)
+    except OSError as error:
+        external.remove()
+        reason = f"cannot write [{options.output}]: {error}"
+        raise AtcError("E10001", f"--output: {reason}") from error
+    except BaseException:
+        external.remove()
+        raise
+
+
+def _check_rules(model: onnx.ModelProto, options: AtcOptions) -> bool:
+    """Whether the parser of ATC would take the model.
+
+    Raises:
+        AtcError: it would not, and its rules are in force.
+    """
+    try:
+        check_operators(model, tables().ops)
+    except AtcError as error:
+        if options.has_atc_rules:
+            raise
+        _progress(f"rules lifted by --no-atc-rules, the real ATC refuses this: {error}")
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    """Where the weights go.
+
+    Attributes:
+        section_bytes, placed: of the weights section inside the `.om`; offsets and weights.
+        external: the files beside it.
+    """
+
+    section_bytes: int
+    placed: list[tuple[int, Weight]]
+    external: list[ExternalFile]
+
+
+def _store(weights: list[Weight], options: AtcOptions, external: ExternalWeights) -> _Store:
+    """Moves the weights out of the graph, to the section or to files of their own."""
+    if options.external_weight == 0:
+        placed, section_bytes = place_in_section(weights)
+        return _Store(section_bytes, placed, [])
+    _progress(f"write {sum(weight.length for weight in weights)} bytes of external weights")
+    if options.external_weight == 1:
+        external.write_each(weights)
+    else:
+        external.write_combined(weights)
+    return _Store(0, [], list(external.files.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """What is compiled: gears (one for a static model), or ranges."""
+
+    inputs: list[TensorInfo]
+    outputs: list[TensorInfo]
+    gears: list[Gear]
+    ranges: list[list[Bounds]]
+
+
+def _compile_shapes(
+    model: onnx.ModelProto, inputs: list[TensorInfo], trial: TrialRuns, options: AtcOptions
+) -> _Shapes:
+    """The shapes of every gear; ranges for a model without gears whose shapes stay open."""
+    table = ShapeTable(model, inputs, trial)
+    dependent = data_dependent_node(model)
+    if options.ranges:
+        return _ranged(inputs, table, options)
+    if dependent is not None and options.gears is not None:
+        name = f"[{dependent.name}] ({dependent.op_type})"
+        raise AtcError("E20001", f"node {name} makes shapes that depend on data; gears exclude it")
+    gears = _compile_gears(table, inputs, options)
+    if dependent is None and gears is not None:
+        return _Shapes(inputs, table.outputs, gears, [])
+    soc = find_soc(options.soc_version)
+    if options.gears is not None or (soc is not None and not soc.has_dynamic_shape):
+        what = "gears take" if options.gears else f"{options.soc_version} takes"
+        raise AtcError("E20001", f"an output shape depends on data, which no {what}")
+    return _ranged(inputs, table, options)
+
+
+def _compile_gears(
+    table: ShapeTable, inputs: list[TensorInfo], options: AtcOptions
+) -> list[Gear] | None:
+    """Every gear, or None as soon as one has shapes that depend on data."""
     gears = []
-    wanted = options.gears or [[]]
+    kind = options.gears.kind if options.gears else "dims"
+    wanted = options.gears.values if options.gears else [[]]
     for number, values in enumerate(wanted, 1):
         _progress(f"compile gear {number}/{len(wanted)}")
-        gears.append(shapes.gear(values, fill_gear(inputs, values)))
-    graph = model.SerializeToString()
-    header = OmHeader(
-        inputs=inputs,
+        gear = table.gear(values, fill_gear([info.dims for info in inputs], values, kind))
+        if gear is None:
+            return None
+        gears.append(gear)
+    return gears
+
+
+def _ranged(inputs: list[TensorInfo], table: ShapeTable, options: AtcOptions) -> _Shapes:
+    _progress("compile with dynamic shape")
+    ranges = [options.ranges.get(info.name) or [(dim, dim) for dim in info.dims] for info in inputs]
+    return _Shapes(inputs, table.outputs, [], ranges)
+
+
+def _header(
+    model: onnx.ModelProto,
+    options: AtcOptions,
+    shapes: _Shapes,
+    store: _Store,
+    *,
+    has_atc_rules: bool,
+) -> OmHeader:
+    """All but the graph's length and the checksums."""
+    return OmHeader(
+        inputs=shapes.inputs,
         outputs=shapes.outputs,
-        gears=gears,
+        gears=shapes.gears,
         soc_version=options.soc_version,
         atc_command=options.command,
         versions=_versions(model),
-        workspace_bytes=0,
-        graph=Section(len(graph), ""),
-        weights=Section(weights_bytes, ""),
+        workspace_bytes=_workspace_bytes(shapes),
+        graph=Section(0, ""),
+        weights=Section(store.section_bytes, ""),
+        gear_kind=options.gears.kind if options.gears else "dims",
+        ranges=shapes.ranges,
+        input_format=options.input_format,
+        external=store.external,
+        has_atc_rules=has_atc_rules,
+        host=options.host if not shapes.gears else "",
+        has_bfloat16=has_bfloat16(model),
     )
-    header = msgspec.structs.replace(header, workspace_bytes=_workspace_bytes(header))
-    target = options.output.with_name(options.output.name + ".om")
-    _progress(f"write {weights_bytes} bytes of weights")
-    try:
-        write_om(target, header, graph, weight_chunks(weights), verify=_check_loads)
-    except OSError as error:
-        raise AtcError("E10001", f"--output: cannot write [{target}]: {error}") from error
+
+
+def _write(model: onnx.ModelProto, header: OmHeader, store: _Store, options: AtcOptions) -> Path:
+    graph = model.SerializeToString()
+    header = msgspec.structs.replace(header, graph=Section(len(graph), ""))
+    suffix = f"_{header.host}.om" if header.host else ".om"
+    target = options.output.with_name(options.output.name + suffix)
+    _progress(f"write {store.section_bytes} bytes of weights")
+    write_om(target, header, graph, section_chunks(store.placed), verify=_check_loads)
     return target
 
 
@@ -124,21 +289,26 @@ def _check_loads(path: Path) -> None:
         raise AtcError("E20001", failure.sentence) from failure
 
 
-def _workspace_bytes(header: OmHeader) -> int:
-    """Work memory to charge: an estimate, twice the outputs of the largest gear."""
-    gear: Gear = header.gears[header.largest_gear]
-    pairs = zip(header.outputs, gear.outputs, strict=True)
-    outputs = sum(info.size_bytes(dims) for info, dims in pairs)
-    return round_up(2 * outputs + 1, _WORKSPACE_STEP_BYTES)
+def _workspace_bytes(shapes: _Shapes) -> int:
+    """Work memory to charge: an estimate, twice the outputs of the gear where they are largest; 0
+    for a model with ranges, whose runs take what they need."""
+    if not shapes.gears:
+        return 0
+    sizes = [
+        sum(info.size_bytes(dims) for info, dims in zip(shapes.outputs, gear.outputs, strict=True))
+        for gear in shapes.gears
+    ]
+    return round_up(2 * max(sizes) + 1, _WORKSPACE_STEP_BYTES)
 
 
 def _versions(model: onnx.ModelProto) -> dict[str, str]:
+    is_plain = len(model.opset_import) == 1
     return {
         "runtime-cache": __version__,
         "onnx": importlib.metadata.version("onnx"),
         "onnxruntime": importlib.metadata.version("onnxruntime"),
         "python": platform.python_version(),
-        "opset": str(model.opset_import[0].version),
+        "opset": str(model.opset_import[0].version) if is_plain else imports_of(model),
     }
 
 

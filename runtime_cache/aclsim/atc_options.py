@@ -1,78 +1,40 @@
-"""ATC's command line: which flags exist here, what they may hold, what gears they describe. Pure.
+"""ATC's command line, read and checked as a whole.
 
-Source: option pages of the ATC guide, CANN 8.x and 9.0. Flags that only steer the real compiler are
-accepted and recorded; unknown ones are refused, since silence would hide a typing error.
+Source: option pages of the ATC guide, CANN 8.x and 9.0. What each option may hold by itself is in
+`atc_flags`, shapes and gears in `atc_shapes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import platform
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MIN_GEARS = 2
-MAX_GEARS = 100
-MAX_DYNAMIC_RANK = 4
-_REQUIRED = ("framework", "model", "output", "soc_version")
-_PRECISION_V1 = (
-    "force_fp16",
-    "force_fp32",
-    "cube_fp16in_fp32out",
-    "allow_fp32_to_fp16",
-    "must_keep_origin_dtype",
-    "allow_mix_precision",
-    "allow_mix_precision_fp16",
-    "allow_mix_precision_bf16",
+from om_models.socs import find_soc
+from runtime_cache.aclsim.atc_error import AtcError
+from runtime_cache.aclsim.atc_flags import NO_RULES, split_flags
+from runtime_cache.aclsim.atc_shapes import (
+    Bounds,
+    Gears,
+    check_gears_fit,
+    parse_gears,
+    parse_input_shape,
 )
-_PRECISION_V2 = (
-    "fp16",
-    "origin",
-    "mixed_float16",
-    "mixed_bfloat16",
-    "cube_fp16in_fp32out",
-    "mixed_hif8",
-    "cube_hif8",
-)
-_CHOICES = {
-    "framework": ("5",),
-    "input_format": ("ND", "NCHW"),
-    "log": ("debug", "info", "warning", "error", "null"),
-    "precision_mode": _PRECISION_V1,
-    "precision_mode_v2": _PRECISION_V2,
-    "external_weight": ("0",),
-    "deterministic": ("0", "1"),
-    "op_compiler_cache_mode": ("enable", "disable", "force"),
+
+__all__ = ["AtcError", "AtcOptions", "parse_options"]
+
+MODE_COMPILE, MODE_JSON, MODE_SHOW = "0", "1", "6"
+_REQUIRED = {
+    MODE_COMPILE: ("framework", "model", "output", "soc_version"),
+    MODE_JSON: ("om", "json"),
+    MODE_SHOW: ("om",),
 }
-# Accepted with any value: they change how the real compiler works, not what the model computes.
-_RECORDED = frozenset(
-    (
-        "debug_dir",
-        "host_env_cpu",
-        "host_env_os",
-        "jit_compile",
-        "modify_mixlist",
-        "op_compiler_cache_dir",
-        "op_debug_level",
-        "op_precision_mode",
-        "op_select_implmode",
-        "optypelist_for_implmode",
-    )
-)
-_FREE = frozenset(("model", "output", "soc_version", "input_shape", "dynamic_dims"))
-
-
-class AtcError(Exception):
-    """The compiler refuses.
-
-    Attributes:
-        code: ATC's code, such as E10016.
-        reason: for a person.
-    """
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(f"{code}: {reason}")
-        self.code = code
-        self.reason = reason
+_FRAMEWORK_ONNX = "5"
+_PATHS = ("model", "output", "om", "json")
+_MIXED = ("mixed_float16", "mixed_bfloat16", "mixed_hif8")
+_OUT_NODE = re.compile(r"(.+):(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +42,39 @@ class AtcOptions:
     """A checked command line.
 
     Attributes:
-        input_shape: dims by input name; -1 where gears decide.
-        gears: one value for each -1, in input order; empty for a static model.
+        mode: "0", "1" or "6"; each uses its own fields.
+        om, json: of modes 1 and 6.
+        input_shape: dims by input name; -1 where gears or runs decide.
+        ranges: (least, most) of each dim, of inputs with open dims and no gears.
+        gears: compiled shapes to choose from; None for a static model or one with ranges.
         command: the flags as given, files by their names alone: where they lay is no property of
             the model, and would make every compilation another file.
+        out_nodes: (node, output index) of the tensors that become outputs; empty: the model's own.
+        output_types: type of each of `out_nodes`, or under ("", 0) of all outputs.
+        external_weight: 0, 1 or 2.
+        host: system and processor that host code is for.
+        has_atc_rules: False with `--no-atc-rules`.
+        shows_info: whether the new file is described.
     """
 
     model: Path
     output: Path
     soc_version: str
     command: str
+    mode: str = MODE_COMPILE
+    om: Path = Path()
+    json: Path = Path()
     input_shape: dict[str, list[int]] = field(default_factory=dict)
-    gears: list[list[int]] = field(default_factory=list)
+    ranges: dict[str, list[Bounds]] = field(default_factory=dict)
+    gears: Gears | None = None
+    input_format: str = "NCHW"
+    out_nodes: list[tuple[str, int]] = field(default_factory=list)
+    output_types: dict[tuple[str, int], str] = field(default_factory=dict)
+    input_fp16_nodes: list[str] = field(default_factory=list)
+    external_weight: int = 0
+    host: str = ""
+    has_atc_rules: bool = True
+    shows_info: bool = False
 
 
 def parse_options(arguments: Sequence[str], soc_versions: Sequence[str]) -> AtcOptions:
@@ -100,136 +83,140 @@ def parse_options(arguments: Sequence[str], soc_versions: Sequence[str]) -> AtcO
     Raises:
         AtcError: with ATC's code, for the first thing that is wrong.
     """
-    flags = _split_flags(arguments)
-    for name in _REQUIRED:
+    flags = split_flags(arguments)
+    mode = flags.get("mode", MODE_COMPILE)
+    if mode not in _REQUIRED:
+        reason = "modes 0, 1 and 6 are what the software device's ATC has"
+        raise AtcError("E10001", f"value [{mode}] for parameter [--mode]: {reason}")
+    for name in _REQUIRED[mode]:
         if name not in flags:
             raise AtcError("E10007", f"required parameter [--{name}] is missing")
-    for name, choices in _CHOICES.items():
-        _check_choice(name, flags.get(name), choices)
+    if flags.get("framework", _FRAMEWORK_ONNX) != _FRAMEWORK_ONNX:
+        reason = "the software device's ATC compiles ONNX (5)"
+        raise AtcError(
+            "E10001", f"value [{flags['framework']}] for parameter [--framework]: {reason}"
+        )
+    if mode != MODE_COMPILE:
+        return _description_options(flags, mode)
+    _check_together(flags, soc_versions)
+    return _compile_options(flags)
+
+
+def _description_options(flags: Mapping[str, str], mode: str) -> AtcOptions:
+    return AtcOptions(
+        model=Path(),
+        output=Path(),
+        soc_version="",
+        command="",
+        mode=mode,
+        om=Path(flags["om"]),
+        json=Path(flags.get("json", "")),
+    )
+
+
+def _check_together(flags: Mapping[str, str], soc_versions: Sequence[str]) -> None:
+    """What options have to do with each other and with the SoC."""
     if "precision_mode" in flags and "precision_mode_v2" in flags:
         raise AtcError("E10001", "--precision_mode and --precision_mode_v2 exclude each other")
-    _check_choice("soc_version", flags["soc_version"], soc_versions)
-    gears = parse_gears(flags["dynamic_dims"]) if "dynamic_dims" in flags else []
-    shapes = parse_input_shape(flags.get("input_shape", ""), has_gears=bool(gears))
-    _check_gear_width(shapes, gears)
+    soc_version = flags["soc_version"]
+    if soc_version not in soc_versions:
+        known = ", ".join(soc_versions)
+        reason = f"value [{soc_version}] for parameter [--soc_version] is not one of: {known}"
+        raise AtcError("E10001", reason)
+    precision = flags.get("precision_mode") or flags.get("precision_mode_v2", "")
+    soc = find_soc(soc_version)
+    if ("bf16" in precision or "bfloat16" in precision) and soc and not soc.has_bfloat16:
+        raise AtcError("E10001", f"precision mode [{precision}]: {soc_version} has no bfloat16")
+    is_mixed = precision in _MIXED or precision.startswith("allow_mix_precision")
+    if "modify_mixlist" in flags and not is_mixed:
+        raise AtcError("E10001", "--modify_mixlist needs a mixed precision mode")
+
+
+def _compile_options(flags: Mapping[str, str]) -> AtcOptions:
+    gears = parse_gears(flags)
+    soc = find_soc(flags["soc_version"])
+    shapes = parse_input_shape(
+        flags.get("input_shape", ""),
+        has_gears=gears is not None,
+        has_dynamic_shape=soc is None or soc.has_dynamic_shape,
+    )
+    input_format = flags.get("input_format", "NCHW")
+    if gears is not None:
+        check_gears_fit(shapes.dims, gears, input_format)
+    out_nodes = _out_nodes(flags.get("out_nodes", ""))
     return AtcOptions(
         model=Path(flags["model"]),
         output=Path(flags["output"]),
         soc_version=flags["soc_version"],
-        command=" ".join(f"--{name}={_recorded(name, value)}" for name, value in flags.items()),
-        input_shape=shapes,
+        command=" ".join(_recorded(name, value) for name, value in flags.items()),
+        input_shape=shapes.dims,
+        ranges=shapes.ranges,
         gears=gears,
+        input_format=input_format,
+        out_nodes=out_nodes,
+        output_types=_output_types(flags.get("output_type", ""), out_nodes),
+        input_fp16_nodes=list(filter(None, flags.get("input_fp16_nodes", "").split(";"))),
+        external_weight=int(flags.get("external_weight", "0")),
+        host=f"{flags.get('host_env_os', 'linux')}_{flags.get('host_env_cpu', platform.machine())}",
+        has_atc_rules=NO_RULES not in flags,
+        shows_info=flags.get("display_model_info") == "1",
     )
 
 
 def _recorded(name: str, value: str) -> str:
-    return Path(value).name if name in ("model", "output") else value
+    if name == NO_RULES:
+        return f"--{name}"
+    return f"--{name}={Path(value).name if name in _PATHS else value}"
 
 
-def _split_flags(arguments: Sequence[str]) -> dict[str, str]:
-    """`--name=value` or `--name value` pairs."""
-    flags: dict[str, str] = {}
-    rest = list(arguments)
-    while rest:
-        name, equals, value = rest.pop(0).partition("=")
-        name = _known_flag(name)
-        if not equals:
-            value = rest.pop(0) if rest else ""
-        if not value:
-            raise AtcError("E10004", f"value for parameter [--{name}] is empty")
-        if name in flags:
-            raise AtcError("E10001", f"parameter [--{name}] is given twice")
-        flags[name] = value
-    return flags
-
-
-def _known_flag(argument: str) -> str:
-    name = argument.removeprefix("--")
-    known = name in _CHOICES or name in _FREE or name in _RECORDED
-    if not argument.startswith("--") or not known:
-        raise AtcError("E10003", f"parameter [{argument}] is unknown to the software device's ATC")
-    return name
-
-
-def _check_choice(name: str, value: str | None, choices: Sequence[str]) -> None:
-    if value is not None and value not in choices:
-        known = ", ".join(choices)
-        raise AtcError("E10001", f"value [{value}] for parameter [--{name}] is not one of: {known}")
-
-
-def parse_input_shape(text: str, *, has_gears: bool) -> dict[str, list[int]]:
-    """Reads `name:1,-1;other:8`. An empty dims list is a scalar.
-
-    Raises:
-        AtcError: E10002 syntax or a name given twice, E10011 a size that is not positive (or -1
-            without gears), E10040 ranges with gears, E10001 ranges without.
-    """
-    shapes: dict[str, list[int]] = {}
+def _out_nodes(text: str) -> list[tuple[str, int]]:
+    """Reads `node:0;other:1`."""
+    found = []
     for part in filter(None, text.split(";")):
-        name, colon, dims = part.rpartition(":")
-        if not colon or not name or name in shapes:
-            raise AtcError("E10002", f"--input_shape: [{part}] is not name:dim,dim")
-        if "~" in dims:
-            code = "E10040" if has_gears else "E10001"
-            raise AtcError(code, f"--input_shape: range [{part}] is not supported")
-        shapes[name] = [
-            _dim(part, dim, has_gears=has_gears) for dim in filter(None, dims.split(","))
-        ]
-    if has_gears and not any(-1 in dims for dims in shapes.values()):
-        raise AtcError("E10040", "--dynamic_dims needs a -1 in --input_shape")
-    return shapes
+        match = _OUT_NODE.fullmatch(part)
+        if match is None:
+            reason = f"[{part}] is not node:index"
+            raise AtcError("E10001", f"value [{text}] for parameter [--out_nodes]: {reason}")
+        found.append((match[1], int(match[2])))
+    return found
 
 
-def _dim(part: str, text: str, *, has_gears: bool) -> int:
-    dim = _integer(text, lambda: AtcError("E10002", f"--input_shape: [{text}] in [{part}]"))
-    if dim > 0 or (dim == -1 and has_gears):
-        return dim
-    raise AtcError("E10011", f"--input_shape: [{part}] must hold positive integers (-1 with gears)")
+def _output_types(text: str, out_nodes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    """Reads `FP16`, or `node:0:FP16;other:1:FP32` for outputs that `--out_nodes` names."""
+    if not text:
+        return {}
+    if ":" not in text:
+        return {("", 0): _known_type(text)}
+    types = {}
+    for part in filter(None, text.split(";")):
+        node, _, type_name = part.rpartition(":")
+        match = _OUT_NODE.fullmatch(node)
+        if match is None or (match[1], int(match[2])) not in out_nodes:
+            reason = f"[{part}] is not node:index:type of a node in --out_nodes"
+            raise AtcError("E10001", f"value [{text}] for parameter [--output_type]: {reason}")
+        types[match[1], int(match[2])] = _known_type(type_name)
+    return types
 
 
-def parse_gears(text: str) -> list[list[int]]:
-    """Reads `1,16;1,64` into gears of equal length.
-
-    Raises:
-        AtcError: E10035 under 2 gears, E10036 over 100, E10037 unequal lengths, E10038 a value
-            that is not a positive integer, E10039 duplicates.
-    """
-    gears = [
-        [_gear_value(value) for value in part.split(",")] for part in filter(None, text.split(";"))
-    ]
-    if len(gears) < MIN_GEARS:
-        raise AtcError("E10035", f"--dynamic_dims: {len(gears)} gears, at least {MIN_GEARS}")
-    if len(gears) > MAX_GEARS:
-        raise AtcError("E10036", f"--dynamic_dims: {len(gears)} gears, at most {MAX_GEARS}")
-    if len({len(gear) for gear in gears}) != 1:
-        raise AtcError("E10037", "--dynamic_dims: gears of unequal length")
-    if len({tuple(gear) for gear in gears}) != len(gears):
-        raise AtcError("E10039", "--dynamic_dims: a gear is given twice")
-    return gears
+#: ONNX `TensorProto.DataType` by ATC's name (page of --output_type).
+OUTPUT_TYPES = {
+    "FP32": 1,
+    "UINT8": 2,
+    "INT8": 3,
+    "UINT16": 4,
+    "INT16": 5,
+    "INT32": 6,
+    "INT64": 7,
+    "FP16": 10,
+    "DOUBLE": 11,
+    "UINT32": 12,
+    "UINT64": 13,
+}
 
 
-def _gear_value(text: str) -> int:
-    error = AtcError("E10038", f"--dynamic_dims: [{text}] is not a positive integer")
-    value = _integer(text, lambda: error)
-    if value <= 0:
-        raise error
-    return value
-
-
-def _integer(text: str, error: Callable[[], AtcError]) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise error() from None
-
-
-def _check_gear_width(shapes: dict[str, list[int]], gears: list[list[int]]) -> None:
-    num_dynamic = sum(dims.count(-1) for dims in shapes.values())
-    if gears and len(gears[0]) != num_dynamic:
-        reason = f"{num_dynamic} times -1 in --input_shape, {len(gears[0])} values in each gear"
-        raise AtcError("E10045", f"--dynamic_dims: {reason}")
-    for name, dims in shapes.items():
-        if -1 in dims and len(dims) > MAX_DYNAMIC_RANK:
-            raise AtcError(
-                "E10001", f"{name}: gears take inputs of at most {MAX_DYNAMIC_RANK} dims"
-            )
+def _known_type(name: str) -> str:
+    if name not in OUTPUT_TYPES:
+        known = ", ".join(OUTPUT_TYPES)
+        reason = f"value [{name}] for parameter [--output_type] is not one of: {known}"
+        raise AtcError("E10001", reason)
+    return name

@@ -196,11 +196,11 @@ def read_om(path: str) -> OmFile:
         with absolute.open("rb") as file:
             if not file.read(1):  # nothing to map
                 raise _refused(path, "is not an .om file of the software device: it is empty")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-                with memoryview(mapped) as view:
-                    if _is_real(view):
-                        raise _refused(path, explain_real(absolute))
-                    header, graph, offset = _parse(view, path)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with mapped, memoryview(mapped) as view:
+                if _is_real(view):
+                    raise _refused(path, explain_real(absolute))
+                header, graph, offset = _parse(view, path)
     except OSError as error:
         raise AclFailure(codes.GE_MODEL_PATH_INVALID, f"cannot read {path}: {error}") from error
     directory = absolute.parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,11 +14,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from runtime_cache.aclsim import atc
-from runtime_cache.aclsim.atc_options import AtcError, parse_gears, parse_input_shape, parse_options
+from runtime_cache.aclsim.atc_options import AtcError, parse_options
 from runtime_cache.aclsim.om import read_om
 from tests.support.aclsim import GEARS, STATIC, add_model, compile_om
 
-BASE = ("--framework=5", "--model=m.onnx", "--output=out", "--soc_version=Ascend310P3")
 SOCS = ("Ascend310P3", "Ascend910B4")
 
 
@@ -27,108 +27,6 @@ def refusal(directory: Path, flags: Sequence[str], model: onnx.ModelProto | None
         compile_om(directory, flags, model)
     assert sorted(path.name for path in directory.iterdir()) == ["model.onnx"]
     return caught.value.code
-
-
-# --- command line ---
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "names"),
-    [
-        (BASE[1:], "E10007", "--framework"),
-        (BASE[:3], "E10007", "--soc_version"),
-        ((*BASE, "--framwork=5"), "E10003", "--framwork"),
-        ((*BASE, "model.onnx"), "E10003", "model.onnx"),
-        ((*BASE, "--log="), "E10004", "--log"),
-        ((*BASE, "--log"), "E10004", "--log"),
-        ((*BASE, "--log=loud"), "E10001", "loud"),
-        ((*BASE, "--log=info", "--log=info"), "E10001", "--log"),
-        (("--framework=1", *BASE[1:]), "E10001", "framework"),
-        ((*BASE[:3], "--soc_version=Ascend310P9"), "E10001", "Ascend310P9"),
-        ((*BASE, "--precision_mode=fp16"), "E10001", "precision_mode"),
-        ((*BASE, "--precision_mode=force_fp16", "--precision_mode_v2=fp16"), "E10001", "_v2"),
-        ((*BASE, "--input_shape=a:-1", "--dynamic_dims=1,2;3,4"), "E10045", "2 values"),
-        ((*BASE, "--input_shape=a:-1,1,1,1,1", "--dynamic_dims=1;2"), "E10001", "at most 4"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
-def test_a_wrong_command_line_is_refused_by_code_and_name(
-    arguments: Sequence[str], code: str, names: str
-) -> None:
-    with pytest.raises(AtcError) as caught:
-        parse_options(arguments, SOCS)
-    assert caught.value.code == code
-    assert names in caught.value.reason
-
-
-def test_a_full_command_line_is_read() -> None:
-    options = parse_options(
-        [
-            *BASE[:3],
-            "--soc_version",
-            "Ascend910B4",
-            "--input_format=ND",
-            "--input_shape=ids:-1,-1;pool:100,64;n:",
-            "--dynamic_dims=1,16;4,1",
-            "--precision_mode_v2=origin",
-            "--op_precision_mode=any.ini",
-            "--log=error",
-        ],
-        SOCS,
-    )
-    assert options.soc_version == "Ascend910B4"
-    assert options.input_shape == {"ids": [-1, -1], "pool": [100, 64], "n": []}
-    assert options.gears == [[1, 16], [4, 1]]
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("a", "E10002"),
-        (":1", "E10002"),
-        ("a:1;a:2", "E10002"),
-        ("a:x", "E10002"),
-        ("a:0", "E10011"),
-        ("a:-2", "E10011"),
-        ("a:-1", "E10011"),
-        ("a:1~8", "E10001"),
-    ],
-)
-def test_input_shape_refusals(text: str, code: str) -> None:
-    with pytest.raises(AtcError, match=f"^{code}"):
-        parse_input_shape(text, has_gears=False)
-
-
-@pytest.mark.parametrize(("text", "code"), [("a:1~8", "E10040"), ("a:1", "E10040")])
-def test_input_shape_refusals_with_gears(text: str, code: str) -> None:
-    with pytest.raises(AtcError, match=f"^{code}"):
-        parse_input_shape(text, has_gears=True)
-
-
-def test_names_with_colons_keep_them() -> None:
-    assert parse_input_shape("a:0:1,2", has_gears=False) == {"a:0": [1, 2]}
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("1,2", "E10035"),
-        (";".join(str(i) for i in range(1, 102)), "E10036"),
-        ("1,2;3", "E10037"),
-        ("1;0", "E10038"),
-        ("1;-1", "E10038"),
-        ("1;x", "E10038"),
-        ("1,2;3,4;1,2", "E10039"),
-    ],
-)
-def test_gear_refusals(text: str, code: str) -> None:
-    with pytest.raises(AtcError, match=f"^{code}"):
-        parse_gears(text)
-
-
-def test_two_and_a_hundred_gears_are_allowed() -> None:
-    assert parse_gears("1;2") == [[1], [2]]
-    assert len(parse_gears(";".join(str(i) for i in range(1, 101)))) == 100
 
 
 # --- models ---
@@ -288,15 +186,31 @@ def test_output_shapes_that_need_numbers_are_inferred_for_each_gear(tmp_path: Pa
     assert [gear.outputs for gear in header.gears] == [[[3]], [[8]]]
 
 
-def test_output_shapes_that_depend_on_data_are_refused(tmp_path: Path) -> None:
+def nonzero_model() -> onnx.ModelProto:
+    """b = NonZero(a[4]): as many columns as there are."""
     graph = helper.make_graph(
-        [helper.make_node("NonZero", ["a"], ["b"])],
+        [helper.make_node("NonZero", ["a"], ["b"], name="find")],
         "nonzero",
-        [helper.make_tensor_value_info("a", TensorProto.FLOAT, [4])],
-        [helper.make_tensor_value_info("b", TensorProto.INT64, [1, "n"])],
+        [helper.make_tensor_value_info("a", TensorProto.FLOAT, ["n"])],
+        [helper.make_tensor_value_info("b", TensorProto.INT64, [1, "m"])],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert refusal(tmp_path, ["--input_shape=a:4"], model) == "E20001"
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_shapes_that_depend_on_data_make_a_dynamic_model(tmp_path: Path) -> None:
+    path = compile_om(tmp_path, ["--input_shape=a:4"], nonzero_model())
+    assert path.name == f"model_linux_{platform.machine()}.om"
+    header = read_om(str(path)).header
+    assert header.has_ranges
+    assert header.ranges == [[(4, 4)]]
+    assert header.outputs[0].dims == [1, -1]
+
+
+def test_shapes_that_depend_on_data_are_refused_with_gears_and_on_310b(tmp_path: Path) -> None:
+    gears = ["--input_shape=a:-1", "--dynamic_dims=4;8"]
+    assert refusal(tmp_path, gears, nonzero_model()) == "E20001"
+    flags = ["--input_shape=a:4", "--soc_version=Ascend310B4"]
+    assert refusal(tmp_path, flags, nonzero_model()) == "E20001"
 
 
 def test_the_table_of_operators_is_the_real_parsers() -> None:

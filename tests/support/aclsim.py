@@ -101,11 +101,15 @@ GEARS = ("--input_shape=x:-1,-1;bias:-1", "--dynamic_dims=1,2,2;2,2,2;2,4,4")
 def compile_om(
     directory: Path, flags: Sequence[str] = STATIC, model: onnx.ModelProto | None = None
 ) -> Path:
-    """Compiles a model (by default `add_model`) for Ascend310P3 into `<directory>/model.om`."""
+    """Compiles a model (by default `add_model`), for Ascend310P3 unless the flags name another SoC,
+    into `<directory>/model.om`."""
     source = directory / "model.onnx"
     onnx.save_model(model if model is not None else add_model(), source)
     base = ["--framework=5", f"--model={source}", f"--output={directory / 'model'}"]
-    options = [*base, "--soc_version=Ascend310P3", "--input_format=ND", *flags]
+    defaults = ("--soc_version=Ascend310P3", "--input_format=ND")
+    given = {flag.partition("=")[0] for flag in flags}
+    unset = [flag for flag in defaults if flag.partition("=")[0] not in given]
+    options = [*base, *unset, *flags]
     return atc.compile_model(parse_options(options, atc.tables().soc_versions))
 
 
