@@ -17,6 +17,7 @@ from typing import Any
 from runtime_cache.aclsim import codes
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.ledger import ledger
+from runtime_cache.aclsim.races import unsettled
 from runtime_cache.aclsim.streams import Stream
 
 #: What the getters of an exception info give for a fault of the whole device, and for a wrong info
@@ -40,7 +41,9 @@ class Report:
         """Calls the function, in this thread, unless it was given up."""
         if self.is_over.is_set():
             return
+        unsettled.settle()  # whatever stands before it in its stream has ended
         try:
+            unsettled.settle()  # who is called back knows what has ended
             self.function(self.user_data)
         except Exception as error:
             ledger.note_misuse(f"a callback raised {error!r}, which vanishes on a card")

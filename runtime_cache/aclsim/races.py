@@ -40,6 +40,8 @@ class Work(Protocol):
 #: One who called these knows what work has ended.
 SETTLING = frozenset(
     (
+        "acl.mdl.execute_v2",
+        "acl.mdl.execute_v2",
         "acl.rt.destroy_stream",
         "acl.rt.process_report",
         "acl.rt.query_event",
