@@ -43,7 +43,6 @@ class Report:
             return
         unsettled.settle()  # whatever stands before it in its stream has ended
         try:
-            unsettled.settle()  # who is called back knows what has ended
             self.function(self.user_data)
         except Exception as error:
             ledger.note_misuse(f"a callback raised {error!r}, which vanishes on a card")

@@ -41,7 +41,6 @@ class Work(Protocol):
 SETTLING = frozenset(
     (
         "acl.mdl.execute_v2",
-        "acl.mdl.execute_v2",
         "acl.rt.destroy_stream",
         "acl.rt.process_report",
         "acl.rt.query_event",

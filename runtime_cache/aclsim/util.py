@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import math
+import sys
 import typing
 import warnings
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any
 from runtime_cache.aclsim import codes, copies, threads
 from runtime_cache.aclsim.calling import surface
 from runtime_cache.aclsim.failure import AclFailure
+from runtime_cache.aclsim.ledger import ledger
 from runtime_cache.aclsim.memory import is_host_readable
 from runtime_cache.aclsim.numpy_types import dtype_of
 
@@ -29,6 +31,22 @@ acl_function = surface("acl.util")
 _CALLER = 4  # stack level of the program's line: _warn, body, call, program
 
 
+def _references_of_a_call() -> int:
+    """Reference count, seen in a function's body, of an object that only the call itself holds."""
+
+    def body(data: object) -> int:
+        return sys.getrefcount(data)
+
+    def call(*args: Any) -> int:  # as the calling convention does it
+        values = [*args]
+        return body(*values)
+
+    return call(bytes(bytearray(2)))
+
+
+_REFERENCES_OF_A_CALL = _references_of_a_call()
+
+
 @acl_function("O", plain=0)
 def bytes_to_ptr(data: object) -> int:
     """The address inside an immutable bytes object; the caller keeps the object.
@@ -38,6 +56,9 @@ def bytes_to_ptr(data: object) -> int:
     """
     if not isinstance(data, bytes):
         raise ValueError("bytes_to_ptr takes bytes")
+    if sys.getrefcount(data) <= _REFERENCES_OF_A_CALL:
+        sentence = "got bytes that nothing else holds: they go when it returns, the pointer dangles"
+        ledger.note_misuse(f"acl.util.bytes_to_ptr {sentence}", "dangling")
     address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
     return address or 0
 
