@@ -24,6 +24,7 @@ QUEUED = frozenset(
         "acl.rt.memcpy_async",
         "acl.rt.memset_async",
         "acl.rt.record_event",
+        "acl.rt.reset_event",
         "acl.rt.stream_wait_event",
     )
 )
