@@ -49,6 +49,8 @@ MAX_PARTITIONS = 4096
 _MAX_MODELS = 4096
 #: A command line with a hundred gears has some ten kilobytes.
 _MAX_ATTRIBUTE_BYTES = 1 << 18
+#: Of all that are read.
+_MAX_ATTRIBUTES_BYTES = 1 << 23
 
 _FLOW, _BUNDLE = 3, 5
 MODEL_TYPES = {
@@ -257,10 +259,13 @@ def _read(file: BinaryIO, file_bytes: int) -> OmFileHeader:
     if header_bytes != HEADER_BYTES:
         raise _Damaged(f"its header says that it has {header_bytes} bytes, not {HEADER_BYTES}")
     _check_length(length_64 or length_32, file_bytes)
-    is_wide = length_64 != 0 or kind in (_FLOW, _BUNDLE)
+    # What these two hold are whole files, each with a header of its own.
+    is_container = kind in (_FLOW, _BUNDLE)
     partitions: tuple[Partition, ...] = ()
     if not encrypted:
-        partitions = _read_tables(file, file_bytes, max(num_models, 1), is_wide=is_wide)
+        num_tables = 1 if is_container else max(num_models, 1)
+        is_wide = length_64 != 0 or is_container
+        partitions = _read_tables(file, file_bytes, num_tables, is_wide=is_wide)
     return OmFileHeader(
         version=version,
         model_type=MODEL_TYPES.get(kind, f"model of unknown type {kind}"),
@@ -285,13 +290,13 @@ def _check_length(length_bytes: int, file_bytes: int) -> None:
 
 
 def _read_tables(
-    file: BinaryIO, file_bytes: int, num_models: int, *, is_wide: bool
+    file: BinaryIO, file_bytes: int, num_tables: int, *, is_wide: bool
 ) -> tuple[Partition, ...]:
     """The partitions of the first model; those of further models are only checked."""
-    if num_models > _MAX_MODELS:
-        raise _Damaged(f"it names {num_models} models")
+    if num_tables > _MAX_MODELS:
+        raise _Damaged(f"it names {num_tables} models")
     first, position = _read_table(file, HEADER_BYTES, file_bytes, is_wide=is_wide)
-    for _ in range(1, num_models):
+    for _ in range(1, num_tables):
         _, position = _read_table(file, position, file_bytes, is_wide=is_wide)
     return tuple(first)
 
@@ -317,14 +322,14 @@ def _read_table(
 def _place(
     entries: Iterator[tuple[int, int, int]], data_start: int, file_bytes: int
 ) -> tuple[list[Partition], int]:
-    """Where each partition lies. The runtime lays them end to end and so must the offsets."""
+    """Where each partition lies: the runtime reads them end to end, whatever the offsets say."""
     partitions, position = [], data_start
     for number, offset, num_bytes in entries:
         name = PARTITION_NAMES.get(number, f"partition of unknown type {number}")
-        if data_start + offset != position:
-            raise _Damaged(f"its {name} should start at byte {position}, not {data_start + offset}")
         if num_bytes > file_bytes - position:
             raise _Damaged(f"its {name} of {num_bytes} bytes goes past the end of the file")
+        if data_start + offset + num_bytes > file_bytes:
+            raise _Damaged(f"its {name} at byte {data_start + offset} lies outside the file")
         partitions.append(Partition(number, name, position, num_bytes))
         position += num_bytes
     return partitions, position
@@ -336,9 +341,13 @@ def _read_attributes(file: BinaryIO, partitions: tuple[Partition, ...]) -> dict[
     if definition is None:
         return {}
     attributes: dict[str, str | int] = {}
+    budget = _MAX_ATTRIBUTES_BYTES
     try:
         for found in read_fields(file, definition.offset, definition.num_bytes):
             if _is_small_attribute(found):
+                budget -= found.num_bytes
+                if budget < 0:
+                    raise WireError(f"it has more than {_MAX_ATTRIBUTES_BYTES} bytes of attributes")
                 file.seek(found.offset)
                 attributes.update(_entry(_read_exactly(file, found.num_bytes)))
     except WireError as error:
@@ -382,6 +391,8 @@ def _text(raw: bytes) -> str:
 
 def _printable(text: str) -> str:
     """Without what could steer a terminal."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 

@@ -167,7 +167,7 @@ def test_partitions_outside_the_file(tmp_path: Path, is_wide: bool) -> None:
     assert f"its weights of {largest} bytes" in damage(path, patched(place, largest))
     start = 256 + len(body) - len(b"weights")
     assert damage(path, patched(offset_place, 1)) == (
-        f"its weights should start at byte {start}, not {start + 1}"
+        f"its weights at byte {start + 1} lies outside the file"
     )
 
 
@@ -193,13 +193,13 @@ def test_no_models_means_one(tmp_path: Path) -> None:
 
 
 def test_a_bundle_of_models_has_the_wide_table_and_no_definition(tmp_path: Path) -> None:
-    om = RealOm(model_type=5)
+    om = RealOm(model_type=5, num_models=3)
     body = om.table([(24, b"info"), (25, b"vars")])
     path = tmp_path / "m.om"
     path.write_bytes(om.header(len(body)) + body)
     header = read_om_header(path)
     assert header is not None
-    assert header.model_type == "bundle of models"
+    assert (header.model_type, header.num_models) == ("bundle of models", 3)
     assert origin(header) == (
         "compiled for a SoC that its header does not name by an ATC of unknown version"
     )
@@ -284,6 +284,10 @@ def test_texts_cannot_steer_a_terminal(tmp_path: Path) -> None:
         (b"\x0b", "unknown wire type 3 at byte 336"),
         (b"\x10\x01" * 100_001, "it has more than 100000 fields"),
         (bytes_field(11, b"\x0a\x05k"), "field 1 at byte 0 goes past the end of its message"),
+        (
+            b"".join(attribute("a", "x" * 250_000) for _ in range(34)),
+            "it has more than 8388608 bytes of attributes",
+        ),
     ],
 )
 def test_a_definition_that_is_no_message(tmp_path: Path, definition: bytes, why: str) -> None:
