@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable
 from importlib import metadata
 
+from om_models.cann import HOME_VARIABLES
 from tools.doctor.findings import Finding, ok, problem, skipped, warning
 from tools.doctor.host import Host
 from tools.doctor.installed import (
     Installed,
     find_set_env,
     is_driver_for_all,
+    named_root,
     numbers,
     toolkit_roots,
 )
@@ -74,7 +76,7 @@ def check_numpy(toolkit: Installed | None, versions: Versions = installed_versio
 
 def check_cann(host: Host, toolkit: Installed | None) -> Finding:
     """CANN is there, and its environment is set."""
-    named = host.env.get("ASCEND_TOOLKIT_HOME") or host.env.get("ASCEND_HOME_PATH")
+    named = named_root(host)
     if named and not host.is_dir(named):
         return problem(
             "cann",
@@ -93,7 +95,8 @@ def check_cann(host: Host, toolkit: Installed | None) -> Finding:
     script = find_set_env(host, toolkit.root)
     return problem(
         "cann",
-        f"{name} is installed, but its environment is not set: ASCEND_TOOLKIT_HOME is missing.",
+        f"{name} is installed, but its environment is not set: {' and '.join(HOME_VARIABLES)}"
+        " are missing.",
         f"Run `source {script or 'set_env.sh'}` before the daemon starts. A systemd unit does"
         " not read ~/.bashrc: start the daemon through a shell that sources it, or use an"
         " EnvironmentFile.",

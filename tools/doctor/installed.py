@@ -11,14 +11,11 @@ import os
 import re
 from dataclasses import dataclass
 
+from om_models.cann import HOME_VARIABLES, WELL_KNOWN
 from tools.doctor.host import Host
 
-_TOOLKIT_ROOTS = (
-    "/usr/local/Ascend/ascend-toolkit/latest",
-    "/usr/local/Ascend/cann",
-    "/usr/local/Ascend/nnrt/latest",
-)
-_HOME_ROOTS = ("Ascend/ascend-toolkit/latest", "Ascend/cann", "Ascend/nnrt/latest")
+#: The package that runs models and compiles none.
+_RUNTIME_ONLY = ("/usr/local/Ascend/nnrt/latest", "~/Ascend/nnrt/latest")
 _DRIVER_PARENT = "/usr/local/Ascend"
 _LIBRARY_DIRECTORIES = ("lib64", "lib64/common", "lib64/driver")
 _RUNNING = re.compile(r"^(?:runtime|toolkit)_running_version=\[([^\]:]*):?([^\]]*)\]", re.MULTILINE)
@@ -54,10 +51,19 @@ def find_toolkit(host: Host) -> Installed | None:
 
 def toolkit_roots(host: Host) -> list[str]:
     """Where CANN may be, the environment's own first."""
-    named = [host.env.get(name, "") for name in ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")]
-    home = host.env.get("HOME", "")
-    homes = [os.path.join(home, root) for root in _HOME_ROOTS] if home else []
-    return [root for root in (*named, *_TOOLKIT_ROOTS, *homes) if root]
+    home = host.env.get("HOME")
+    usual = [
+        root.replace("~", home or "~", 1)
+        for root in (*WELL_KNOWN, *_RUNTIME_ONLY)
+        if home or not root.startswith("~")
+    ]
+    named = named_root(host)
+    return usual if named is None else [named, *usual]
+
+
+def named_root(host: Host) -> str | None:
+    """The directory that CANN's set_env.sh left in the environment."""
+    return next((host.env[name] for name in HOME_VARIABLES if host.env.get(name)), None)
 
 
 def find_set_env(host: Host, root: str) -> str | None:
