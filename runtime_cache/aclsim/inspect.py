@@ -25,6 +25,7 @@ class Report:
         device_allocations, device_bytes: live `malloc`s; bytes as asked for.
         host_allocations: live `malloc_host`s.
         contexts, streams, events, models, descs, datasets, data_buffers: live handles.
+        others: live handles of other kinds, by kind.
         calls: calls since the last `clear`, by full pyACL name.
         copies, copied_bytes: copies that took effect since then, by `H2D`, `D2H`, `D2D`.
         misuses: one sentence for each failure the program caused since then.
@@ -40,6 +41,7 @@ class Report:
     descs: int
     datasets: int
     data_buffers: int
+    others: dict[str, int]
     calls: dict[str, int]
     copies: dict[str, int]
     copied_bytes: dict[str, int]
@@ -58,6 +60,7 @@ class Report:
             + self.descs
             + self.datasets
             + self.data_buffers
+            + sum(self.others.values())
         )
 
 
@@ -66,6 +69,7 @@ def report() -> Report:
     process = this_process()
     live = [allocation for device in process.devices.values() for allocation in device.memory.live]
     num_default = sum(device.default_context is not None for device in process.devices.values())
+    named = {"context", "stream", "event", "model description", "dataset", "data buffer"}
     return Report(
         device_allocations=len(live),
         device_bytes=sum(allocation.size_bytes for allocation in live),
@@ -77,6 +81,7 @@ def report() -> Report:
         descs=len(process.descs),
         datasets=len(process.datasets),
         data_buffers=len(process.buffers),
+        others={table.what: len(table) for table in process.tables() if table.what not in named},
         calls=dict(ledger.calls),
         copies=dict(ledger.copies),
         copied_bytes=dict(ledger.copied_bytes),

@@ -83,8 +83,8 @@ def test_free_memory_follows_allocations(device: AclDevice) -> None:
 
 def test_asking_for_free_memory_changes_nothing(device: AclDevice, block: int) -> None:
     """So that a daemon may ask again and again, whatever is queued."""
+    host = device.malloc_host(512)  # on a board, out of the same memory
     before = device.memory_info()
-    host = device.malloc_host(512)
     host.view[:] = 5
     device.copy_to_device(block, host.ptr, 512)
     during = {device.memory_info() for _ in range(200)}

@@ -12,8 +12,10 @@ from runtime_cache.aclsim import inspect
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.select import load_acl
 
+#: The software device with one memory for host and device, as on a board.
+BOARD = "sim:0 as a board"
 #: For `pytest.mark.parametrize`: every device the contract holds on.
-DEVICES = ["sim:0", pytest.param("npu:0", marks=pytest.mark.npu)]
+DEVICES = ["sim:0", BOARD, pytest.param("npu:0", marks=pytest.mark.npu)]
 
 
 @contextmanager
@@ -22,6 +24,8 @@ def opened(name: str = "sim:0", **sim_options: int | str | bool) -> Iterator[Acl
 
     The software device starts as in a fresh process, with these settings.
     """
+    if name == BOARD:
+        name, sim_options = "sim:0", {"run_mode": 0, **sim_options}
     if name.startswith("sim"):
         inspect.reset()
     if name.startswith("npu") and importlib.util.find_spec("acl") is None:
