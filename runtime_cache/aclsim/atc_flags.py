@@ -119,8 +119,8 @@ def _invalid(code: str, name: str, value: str, why: str) -> AtcError:
 def help_text() -> str:
     """What `atc --help` prints."""
     lines = [
-        "usage: python -m runtime_cache.aclsim atc --framework=5 --model=M.onnx --output=NAME"
-        " --soc_version=SOC ...",
+        "usage: python -m runtime_cache.aclsim atc --framework=5 --model=M.onnx --output=NAME \\",
+        "           --soc_version=SOC ...",
         "",
         "The compiler of the software device: takes ATC's command line, refuses what ATC refuses",
         "and writes an .om that runs on the software device only.",

@@ -11,7 +11,7 @@ from runtime_cache.aclsim import codes, model_configs
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.geared_models import GearedModel
 from runtime_cache.aclsim.lent_memory import NOTHING_LENT, LentMemory, Range
-from runtime_cache.aclsim.memory import is_device_address
+from runtime_cache.aclsim.memory import is_host_readable
 from runtime_cache.aclsim.model_configs import LoadConfig
 from runtime_cache.aclsim.models import LoadedModel
 from runtime_cache.aclsim.om import OmFile, OmHeader, read_om, read_om_image
@@ -97,7 +97,7 @@ def _range(address: int, size: int) -> Range | None:
 def _weight_directory(config: LoadConfig) -> Path:
     """The text behind the address in attribute 14."""
     address = config.number(model_configs.WEIGHT_PATH)
-    if address == 0 or is_device_address(address):
+    if address == 0 or not is_host_readable(address):
         raise AclFailure(
             codes.INVALID_PARAM, "WEIGHT_PATH_PTR is the address of a text on the host"
         )
@@ -116,7 +116,7 @@ def om_in_memory(address: int, size: int, weight_directory: Path | None = None) 
     if address == 0 or size == 0:
         raise AclFailure(codes.INVALID_PARAM, "no model at address 0 or of 0 bytes")
     process = this_process()
-    if is_device_address(address) and not process.config.has_one_memory:
+    if not is_host_readable(address):
         sentence = (
             f"{address:#x} is device memory: on a card, models are loaded from host memory "
             "(from device memory only on boards, where both are one)"

@@ -114,10 +114,20 @@ def compile_om(
 
 
 class Run:
-    """A loaded model with its datasets and a buffer for each input and output."""
+    """A loaded model with its datasets and a buffer for each input and for its first output."""
 
     def __init__(self, path: Path) -> None:
-        self.model: int = ok(acl.mdl.load_from_file(str(path)))
+        self._open(ok(acl.mdl.load_from_file(str(path))))
+
+    @classmethod
+    def of(cls, model: int) -> Run:
+        """One of a model that is loaded already."""
+        run = cls.__new__(cls)
+        run._open(model)
+        return run
+
+    def _open(self, model: int) -> None:
+        self.model = model
         self.desc: int = acl.mdl.create_desc()
         ok(acl.mdl.get_desc(self.desc, self.model))
         sizes = [
