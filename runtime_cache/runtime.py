@@ -15,6 +15,7 @@ from om_models.bundle import Bundle, load_bundle
 from om_models.chat import ChatTemplate, ChatTemplateError
 from om_models.manifest import Manifest
 from om_models.tokenizer import Tokenizer, TokenizerError
+from runtime_cache import shortage
 from runtime_cache.cache.hashing import root_digest
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.config import CacheConfig, Config, parse_bytes
@@ -44,7 +45,6 @@ from runtime_cache.shares import policy_for, share_out
 log = structlog.get_logger(__name__)
 
 _MIB = 1024**2
-_GIB = 1024**3
 
 
 class Runtime:
@@ -179,7 +179,7 @@ class Runtime:
                 step_timeout_ms=config.device.step_timeout_ms,
             )
         except OutOfDeviceMemory as error:
-            explained = self._explain_shortage(device, error)
+            explained = shortage.explain(self.manifest, device, error)
             device.close()
             raise explained from error
         except BaseException:
@@ -256,24 +256,6 @@ class Runtime:
             )
             for share in share_out(self.config.tenants, num_blocks)
         }
-
-    def _explain_shortage(self, device: AclDevice, error: OutOfDeviceMemory) -> OutOfDeviceMemory:
-        """The same error, with what the bundle needs and what the device has."""
-        memory = device.memory_info()
-        has = (
-            "the driver does not say how much is free"
-            if memory is None
-            else f"{memory.free_bytes / _GIB:.2f} of {memory.total_bytes / _GIB:.2f} GiB are free"
-        )
-        layout = KvLayout.from_spec(self.manifest.kv, self.config.cache.block_size)
-        files = self.manifest.files
-        weights = sum(files[om.path].num_bytes for om in self.manifest.oms)
-        detail = (
-            f"device memory is too small for this bundle: KV pool {layout.pool_bytes / _GIB:.2f} "
-            f"GiB, models about {weights / _GIB:.2f} GiB plus workspace; now {has}. Convert with a "
-            f"smaller --kv-capacity, or stop what else uses the device"
-        )
-        return OutOfDeviceMemory(error.function, error.acl_code, error.acl_name, detail)
 
 
 def _load_bundle(config: Config) -> Bundle:

@@ -1,6 +1,6 @@
 """What stops `rtcached` at its start: one sentence that says what to do, the documented exit code.
 
-Codes: 1 the device failed, 2 wrong configuration, bundle or endpoint.
+Codes: 1 the device failed, 2 wrong configuration, bundle or endpoint, 6 too little device memory.
 """
 
 from __future__ import annotations
@@ -122,11 +122,18 @@ def test_an_unknown_device(null_bundle: Path, socket_path: Path):
 
 def test_no_room_on_the_device(null_bundle: Path, socket_path: Path):
     ended = start(null_bundle, socket_path, "--sim-memory", "301MiB")
-    assert ended.code == 1
-    assert "device memory is too small for this bundle: KV pool 0.00 GiB" in ended.complaint
-    assert ended.complaint.endswith(
-        "Convert with a smaller --kv-capacity, or stop what else uses the device"
+    assert ended.code == 6
+    said, *table = ended.complaint.splitlines()
+    assert said.startswith("rtcached: acl.")
+    assert said.endswith(
+        "device memory is too small for this bundle: convert with a smaller --kv-capacity, or stop "
+        "what else uses the device. Planned:"
     )
+    assert [row.split("  ")[1] for row in table] == [
+        *("device", "system", "weights", "KV pool", "workspace", "staging", "together", "left"),
+        "free now",
+    ]
+    assert table[-1].endswith(" of 301 MiB")
 
 
 def test_a_device_with_less_memory_than_its_system_takes(null_bundle: Path, socket_path: Path):

@@ -71,6 +71,37 @@ async def test_what_fails_leaves_nothing_open(
     assert nothing_is_open()
 
 
+@pytest.mark.parametrize("code", [200000, 207001, 207018, 245000, 245002])
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        ("acl.rt.malloc", "device"),
+        ("acl.rt.malloc_host", "pinned host"),
+        ("acl.mdl.load_from_file", "device"),
+    ],
+)
+async def test_no_room_at_the_start_is_explained_by_the_plan(
+    tiny_bundle: Bundle, function: str, kind: str, code: int
+) -> None:
+    inspect.reset()
+    faults.inject(function, code=code)
+    with pytest.raises(OutOfDeviceMemory, match=f"{kind} memory is too small") as caught:
+        await Runtime.open(config_for(tiny_bundle))
+    assert caught.value.acl_code == code
+    assert "\n  KV pool    " in caught.value.detail
+    assert caught.value.detail.endswith("free now   724 MiB of 1.00 GiB")
+    assert nothing_is_open()
+
+
+async def test_no_room_on_a_device_that_does_not_say_how_much_it_has(tiny_bundle: Bundle) -> None:
+    inspect.reset()
+    faults.inject("acl.rt.malloc", code=207001)
+    faults.inject("acl.rt.get_mem_info", code=107000)
+    with pytest.raises(OutOfDeviceMemory, match="free now   the driver does not say"):
+        await Runtime.open(config_for(tiny_bundle))
+    assert nothing_is_open()
+
+
 async def test_a_device_that_fails_at_the_start(tiny_bundle: Bundle) -> None:
     inspect.reset()
     faults.inject("acl.mdl.load_from_file", code=507899)
