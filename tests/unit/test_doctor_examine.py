@@ -16,6 +16,12 @@ from tools.doctor.examine import Examined, Request, examine
 from tools.doctor.findings import Finding
 from tools.doctor.host import Host, Ran
 
+CHECKS = {
+    *("python", "numpy", "sim", "npu", "cann", "driver", "versions", "acl", "nodes", "groups"),
+    *("container", "npu-smi", "health", "device", "config", "bundle", "target", "om", "soc"),
+    *("memory", "socket", "directory", "logs"),
+}
+
 
 @pytest.fixture
 def maker(tmp_path: Path) -> HostMaker:
@@ -52,8 +58,15 @@ def test_a_host_in_order(maker: HostMaker, tmp_path: Path) -> None:
         *("socket", "socket", "directory", "logs"),
     ]
     assert statuses(found) == {"ok", "skipped"}
+    assert set(by_check(found)) == CHECKS - {"sim", "health"}
     assert by_check(found)["memory"].text.startswith("30.00 GiB of 32.00 GiB are free (pyACL)")
     assert by_check(found)["soc"].text == "Bundle and device are both Ascend910B4."
+
+
+def test_the_document_names_every_check() -> None:
+    text = (Path(__file__).parents[2] / "docs/doctor.md").read_text("utf-8")
+    named = {name for name in CHECKS if f"| `{name}` |" in text}
+    assert named == CHECKS
 
 
 def test_without_pyacl_npu_smi_says_what_there_is(maker: HostMaker, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_all_is_well(maker: HostMaker) -> None:
         check_cann(host, toolkit),
         check_driver(driver),
         check_versions(toolkit, driver),
-        check_group(host, driver),
+        check_group(host, driver, may_use_nodes=False),
     ]
     assert [finding.status for finding in findings] == ["ok"] * 6
     assert findings[2].text == f"CANN 8.0.0 in {CANN}."
@@ -241,33 +242,37 @@ def test_versions_need_both(maker: HostMaker) -> None:
     assert check_versions(find_toolkit(maker.host()), None).status == "skipped"
 
 
+def about_group(maker: HostMaker, *, may_use_nodes: bool = False, **changes: object) -> Finding:
+    """Of a user who is not in the group."""
+    host = maker.host(**{"groups": frozenset({"rtcache"}), **changes})
+    return check_group(host, find_driver(host), may_use_nodes=may_use_nodes)
+
+
 def test_a_user_outside_the_group(maker: HostMaker) -> None:
     maker.add("/etc/group", "HwHiAiUser:x:1000:other\n")
-    finding = check_group(maker.host(groups=frozenset({"rtcache"})), find_driver(maker.host()))
+    finding = about_group(maker)
     assert finding.status == "problem"
+    assert about_group(maker, may_use_nodes=True) == replace(finding, status="warning")
     assert "The user rtcache is not in the group HwHiAiUser" in finding.text
     assert "usermod -aG HwHiAiUser rtcache" in finding.remedy
     assert "SupplementaryGroups=HwHiAiUser" in finding.remedy
 
 
 def test_a_login_older_than_the_membership(maker: HostMaker) -> None:
-    finding = check_group(maker.host(groups=frozenset({"rtcache"})), find_driver(maker.host()))
+    finding = about_group(maker)
     assert finding.status == "problem"
+    assert about_group(maker, may_use_nodes=True) == replace(finding, status="warning")
     assert "this login is older than that" in finding.text
     assert finding.remedy.startswith("Log in again")
 
 
 def test_who_needs_no_group(maker: HostMaker) -> None:
-    driver = find_driver(maker.host())
-    outside = frozenset({"rtcache"})
-    assert check_group(maker.host(uid=0, groups=outside), driver).status == "ok"
+    assert about_group(maker, uid=0).status == "ok"
     for word in ("y", "yes", "YES"):
         maker.add("/etc/ascend_install.info", f"Driver_Install_For_All={word}\n")
-        found = check_group(maker.host(groups=outside), driver)
-        assert found.text == "The driver was installed for all users."
+        assert about_group(maker).text == "The driver was installed for all users."
 
 
 def test_a_host_without_the_group(maker: HostMaker) -> None:
     maker.add("/etc/group", "root:x:0:\n")
-    host = maker.host(groups=frozenset())
-    assert check_group(host, find_driver(host)).status == "skipped"
+    assert about_group(maker).status == "skipped"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 from om_models.cann import HOME_VARIABLES
-from tools.doctor.findings import Finding, ok, problem, skipped, warning
+from tools.doctor.findings import Finding, Status, ok, problem, skipped, warning
 from tools.doctor.host import Host
 from tools.doctor.installed import (
     Installed,
@@ -141,8 +141,12 @@ def check_versions(toolkit: Installed | None, driver: Installed | None) -> Findi
     )
 
 
-def check_group(host: Host, driver: Installed | None) -> Finding:
-    """The driver's group, which a service user must be in."""
+def check_group(host: Host, driver: Installed | None, *, may_use_nodes: bool) -> Finding:
+    """The driver's group, which a service user must be in.
+
+    Args:
+        may_use_nodes: the user may use the device's nodes all the same, so this is only a warning.
+    """
     if host.uid == 0:
         return ok("groups", "This is root, who needs no group; a service should be another user.")
     if "HwHiAiUser" in host.groups:
@@ -153,14 +157,13 @@ def check_group(host: Host, driver: Installed | None) -> Finding:
     if driver is None or members is None:
         return skipped("groups", "There is no group HwHiAiUser: the driver makes it.")
     user = host.env.get("USER") or str(host.uid)
+    status: Status = "warning" if may_use_nodes else "problem"
     if user in members:
-        return problem(
-            "groups",
-            f"{user} was put into the group HwHiAiUser, but this login is older than that.",
-            "Log in again, or restart the service.",
-        )
-    return problem(
+        text = f"{user} was put into the group HwHiAiUser, but this login is older than that."
+        return Finding("groups", status, text, "Log in again, or restart the service.")
+    return Finding(
         "groups",
+        status,
         f"The user {user} is not in the group HwHiAiUser, whose members may use the driver.",
         f"Run `usermod -aG HwHiAiUser {user}` and log in again; in a systemd unit write"
         " SupplementaryGroups=HwHiAiUser.",

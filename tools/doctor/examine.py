@@ -183,7 +183,7 @@ def _look_at_card(
         check_versions(toolkit, driver),
         *acl.findings,
         nodes,
-        check_group(host, driver),
+        check_group(host, driver, may_use_nodes=nodes.status == "ok"),
         check_container(host, driver, is_board=_is_board(chips, manifest)),
         *about_smi,
     ]
