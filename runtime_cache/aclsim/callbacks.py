@@ -97,26 +97,31 @@ class Subscriptions:
         """Gives up what was launched in a stream and has not run, so that the stream goes on."""
         with self._lock:
             launched = self._launched.pop(stream, [])
-        for report in launched:
-            report.is_over.set()
+            for report in launched:
+                report.is_over.set()
 
     def release_all(self) -> None:
         """Gives up everything that was launched."""
         for stream in list(self._launched):
             self.release(stream)
 
-    def require(self, stream: Stream) -> None:
-        """Raises 107015 if no thread is subscribed to a stream."""
-        if stream not in self._threads:
-            raise AclFailure(codes.RT_STREAM_NO_CB_REG, "no thread is subscribed to the stream")
+    def launch(self, stream: Stream, report: Report) -> None:
+        """Enters a report that is about to be queued in a stream.
 
-    def launch(self, stream: Stream, report: Report, *, blocks: bool) -> None:
-        """Hands a report to its thread; `blocks`: and waits until it is over."""
+        Raises:
+            AclFailure: 107015 if no thread is subscribed to the stream.
+        """
         with self._lock:
-            self.require(stream)
+            if stream not in self._threads:
+                raise AclFailure(codes.RT_STREAM_NO_CB_REG, "no thread is subscribed to the stream")
             waiting = [each for each in self._launched.get(stream, []) if not each.is_over.is_set()]
             self._launched[stream] = [*waiting, report]
-            self._queues[self._threads[stream]].put(report)
+
+    def hand_over(self, stream: Stream, report: Report, *, blocks: bool) -> None:
+        """A report's turn: its thread gets it, unless it was given up; `blocks`: and waits."""
+        with self._lock:
+            if not report.is_over.is_set():
+                self._queues[self._threads[stream]].put(report)
         if blocks:
             report.is_over.wait()
 
