@@ -50,7 +50,10 @@ PYTHON_MODULES = {
 PYTHON_CHECK_S = 5.0
 _SOURCE_S = 30.0
 #: Passed on into the clean shell; everything else of the caller's environment stays outside.
-_PASSED = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
+_PASSED = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR"),
+    *("LD_LIBRARY_PATH", "PYTHONPATH"),
+)
 _PASSED_PREFIXES = ("ASCEND_", "TE_", "MAX_COMPILE_CORE_NUMBER", "ATC_")
 _VERSION_LINES = re.compile(
     r"^(?:version|version_dir|toolkit_running_version)=\[?(?:[\d.]+:)?([^\]\s]+)\]?\s*$",

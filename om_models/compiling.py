@@ -113,6 +113,7 @@ class Compilation:
         compiled = find_compiled(made, om)
         if compiled is None:
             raise ConversionError(f"atc reported success but wrote no {om.path}")
+        self._check_weights(made)
         kept = self.work.compiled
         (kept / WEIGHT_DIRECTORY).mkdir(parents=True, exist_ok=True)
         for path in (made / WEIGHT_DIRECTORY).glob("*"):
@@ -122,9 +123,9 @@ class Compilation:
         compiled.replace(self._place(om))
         sync(kept)
 
-    def _check_weights(self, bundle: Path) -> None:
+    def _check_weights(self, directory: Path) -> None:
         is_external = self.draft.atc_options.get("external_weight", "0") != "0"
-        if is_external and not any((bundle / WEIGHT_DIRECTORY).glob("*")):
+        if is_external and not any((directory / WEIGHT_DIRECTORY).glob("*")):
             raise ConversionError(
                 f"the weights are external, but atc left none in {WEIGHT_DIRECTORY}/ beside the .om"
             )

@@ -5,6 +5,7 @@ The two halves may run on different hosts: an export carries all that the second
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,7 @@ from om_models.work_directory import (
     work_directory,
     work_key,
 )
-from runtime_cache.errors import ConversionError
+from runtime_cache.errors import BundleError, ConversionError
 
 SCRIPT_NAME = "atc.sh"
 
@@ -189,11 +190,15 @@ def _export_for(
     reporter: Reporter,
     compiler: Compiler,
 ) -> Manifest:
-    """The export in the work directory: an earlier run's, or a new one."""
+    """The export in the work directory: an earlier run's if it is whole, or a new one."""
     if work.has_export:
-        draft = _read_export(work.export, reporter)
-        reporter.planned(plan_of(draft), draft.name)
-        return draft
+        try:
+            draft = _read_export(work.export, reporter)
+        except BundleError:
+            shutil.rmtree(work.export)
+        else:
+            reporter.planned(plan_of(draft), draft.name)
+            return draft
     fresh = work.root / "new"
     fresh.mkdir()
     draft = _write_export(source, options, fresh, reporter, compiler.release)

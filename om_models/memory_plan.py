@@ -26,8 +26,6 @@ PREFIX_TOKENS = 4096
 NULL_SLOTS = 64
 #: What the driver adds to each sub-range of an allocation, alignment included, at most [bytes].
 _RANGE_TAIL_BYTES = 128
-#: `.om` growth with gears that field projects report (docs/kernels.md, unknown 7).
-GROWTH_PERCENT = (50, 100)
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _ITEM_BYTES = {"float16": 2, "float32": 4, "int32": 4, "int64": 8}
@@ -202,12 +200,6 @@ def warnings(plan: MemoryPlan) -> list[str]:
         found.append(f"how much memory {plan.soc} has is not known: give --device-memory")
     if plan.is_board:
         found.append("this board's one memory also serves the host: its own needs are not counted")
-    if plan.num_subgraphs > 1:
-        low, high = GROWTH_PERCENT
-        found.append(
-            f"field projects report models that grew by {low} to {high} % in memory with gears;"
-            " the weights above are counted once"
-        )
     return found
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-import om_models.convert
+import om_models.cann
+import om_models.compiling
 from om_models.bundle import load_bundle
 from om_models.convert import convert, convert_export, export_only
 from om_models.plan import ConvertOptions, Plan
@@ -167,6 +168,7 @@ def test_what_the_script_of_an_export_compiled_is_used(
     run_script(export, monkeypatch)
     assert (export / "kernel_meta").exists(), "litter of the compiler, which is not to be bundled"
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(om_models.cann, "WELL_KNOWN", ())
     recorder = Recorder()
     bundle = convert_export(export, tmp_path / "bundle", "Ascend310B4", recorder)
     assert recorder.stages == ["verify export", "copy prefill.om", "copy decode.om", "manifest"]
@@ -240,7 +242,7 @@ def test_a_refusing_compiler_leaves_nothing(
     def refuse(*_: object) -> None:
         raise ConversionError("atc failed")
 
-    monkeypatch.setattr(om_models.convert, "run_atc", refuse)
+    monkeypatch.setattr(om_models.compiling, "run_atc", refuse)
     with pytest.raises(ConversionError, match="atc failed"):
         convert(str(checkpoint), tmp_path / "out" / "bundle", TINY_OPTIONS, Silent())
     assert list((tmp_path / "out").iterdir()) == []
@@ -250,6 +252,7 @@ def test_an_ascend_bundle_needs_atc_before_any_work(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(om_models.cann, "WELL_KNOWN", ())
     options = ConvertOptions(target="ascend", soc_version="Ascend310B4")
     recorder = Recorder()
     with pytest.raises(ConversionError, match="atc is not on the PATH"):
@@ -308,7 +311,7 @@ def test_command_leaves_the_signals_as_they_were(
             signal.raise_signal(signal.SIGTERM)
             seen.append(True)
 
-    monkeypatch.setattr(om_models.convert, "run_atc", end)
+    monkeypatch.setattr(om_models.compiling, "run_atc", end)
     assert main(["null", "--output", str(tmp_path / "out" / "null"), "--gears", GEARS]) == 130
     assert "interrupted; nothing was changed" in capsys.readouterr().err
     assert (seen, list((tmp_path / "out").iterdir())) == ([True], [])
@@ -318,13 +321,13 @@ def test_command_leaves_the_signals_as_they_were(
 def test_command_under_nohup_ignores_a_lost_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    compile_model = om_models.convert.run_atc
+    compile_model = om_models.compiling.run_atc
 
     def lose_terminal(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGHUP)
         compile_model(*arguments)
 
-    monkeypatch.setattr(om_models.convert, "run_atc", lose_terminal)
+    monkeypatch.setattr(om_models.compiling, "run_atc", lose_terminal)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert main(["null", "--output", str(tmp_path / "null"), "--gears", GEARS]) == 0

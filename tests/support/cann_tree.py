@@ -54,7 +54,7 @@ for name in acts.get("weights", []):
     output.parent.joinpath("weight", name).write_text(name)
 if acts.get("writes", True):
     output.with_name(output.name + acts.get("suffix", "") + ".om").write_text(output.name)
-pathlib.Path("kernel_meta").mkdir()
+pathlib.Path("kernel_meta").mkdir(exist_ok=True)
 print("ATC run success, welcome to the next use.")
 """
 
