@@ -7,7 +7,7 @@ A Mistral is written as a Llama and read as one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from om_models.config_json import DEFAULT_ROPE_THETA, check_spec
 from om_models.families import KNOWN_GGUF_ARCHITECTURES, Family, family_of_gguf
 from om_models.rope import inverse_frequencies, scaling_divisors
 from om_models.spec import ModelSpec, RopeScaling
-from om_models.weights import EMBEDDING, FINAL_NORM, LM_HEAD, Array, layer_name
+from om_models.weights import EMBEDDING, FINAL_NORM, LM_HEAD, Array, blocks_of, layer_name
 from runtime_cache.errors import ConversionError
 
 ROPE_DIVISORS = "rope_freqs.weight"
@@ -73,12 +73,7 @@ class GgufSource:
 
     def get(self, name: str) -> Array:
         """One tensor as float32, or float16 if it is stored so; q and k in rotate-half order."""
-        if name not in self._tensors:
-            raise ConversionError(f"{self._path} has no tensor {name}")
-        try:
-            tensor = _dequantise(self._tensors[name])
-        except ConversionError as error:
-            raise ConversionError(f"{self._path}: {error.message}") from error
+        tensor = self._dequantised(name)
         if not self._family.permutes_in_gguf:
             return tensor
         if name.endswith("self_attn.q_proj.weight"):
@@ -111,6 +106,19 @@ class GgufSource:
         scaled = msgspec.structs.replace(spec, rope_scaling=self._scaling(spec))
         check_spec(scaled)
         return scaled
+
+    def row_blocks(self, name: str) -> Iterator[Array]:
+        """Its rows in order, each block dequantised when asked for."""
+        for part in blocks_of(self.shapes()[name]):
+            yield self._dequantised(name, part)
+
+    def _dequantised(self, name: str, rows: slice = slice(None)) -> Array:
+        if name not in self._tensors:
+            raise ConversionError(f"{self._path} has no tensor {name}")
+        try:
+            return _dequantise(self._tensors[name], rows)
+        except ConversionError as error:
+            raise ConversionError(f"{self._path}: {error.message}") from error
 
     def _read_family(self) -> Family:
         num_parts = self._field("split.count", 0)
@@ -257,11 +265,12 @@ def _canonical_name(name: str) -> str:
     return name
 
 
-def _dequantise(tensor: gguf.ReaderTensor) -> Array:
+def _dequantise(tensor: gguf.ReaderTensor, rows: slice = slice(None)) -> Array:
+    stored = tensor.data[rows]  # of a quantised matrix, too, the first axis is the rows
     try:
         if tensor.tensor_type in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
-            return np.asarray(tensor.data)
-        return np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+            return np.asarray(stored)
+        return np.asarray(gguf.dequantize(stored, tensor.tensor_type), dtype=np.float32)
     except (NotImplementedError, ValueError) as error:
         raise ConversionError(
             f"cannot read {tensor.name} ({tensor.tensor_type.name}): {error}"

@@ -87,7 +87,7 @@ class _ModelGraph:
         w, spec, kv = self._w, self._spec, self._options.kv
         contract = GraphContract(kv, self._options.index_dtype, spec.vocab_size)
         w.inputs(contract.inputs)
-        embedding = w.weight(EMBEDDING, self._load(EMBEDDING))
+        embedding = self._by_rows(EMBEDDING)
         self._prepare_shared()
         hidden = w.op("Gather", embedding, "input_ids", axis=0)  # [B, S, hidden]
         hidden = self._to_float32(hidden)
@@ -199,7 +199,7 @@ class _ModelGraph:
         flat = w.op("Reshape", hidden, w.ints(-1, spec.hidden_size))  # [B·S, hidden]
         asked = w.op("Gather", flat, "last", axis=0)
         asked = self._rms_norm("final_norm", asked, FINAL_NORM)
-        head = embedding if spec.tie_embeddings else w.weight(LM_HEAD, self._load(LM_HEAD))
+        head = embedding if spec.tie_embeddings else self._by_rows(LM_HEAD)
         # Gemm multiplies by the transpose, so a tied embedding stays one initializer.
         return self._to_float32(w.op("Gemm", asked, head, transB=1))
 
@@ -256,19 +256,15 @@ class _ModelGraph:
             normed = w.op("Mul", w.op("Div", x, root), weight)
         return self._to_model_dtype(normed)
 
+    def _by_rows(self, name: str) -> str:
+        """A table with a row for each token: by far the largest tensors, so never held whole."""
+        shape = (self._spec.vocab_size, self._spec.hidden_size)
+        blocks = (_converted(name, rows, self._dtype) for rows in self._source.row_blocks(name))
+        return self._w.weight_rows(name, self._dtype, shape, blocks)
+
     def _load(self, name: str, dtype: np.dtype[Any] | None = None) -> Array:
         """A weight in the model's dtype, or in another one."""
-        dtype = dtype or self._dtype
-        stored = self._source.get(name)
-        if not np.isfinite(stored).all():
-            raise ConversionError(f"{name} holds NaN or infinity: the checkpoint is damaged")
-        with np.errstate(over="ignore"):
-            weight: Array = stored.astype(dtype, copy=False)
-        if weight is not stored and not np.isfinite(weight).all():
-            raise ConversionError(
-                f"{name} has values that {dtype.name} cannot hold; convert with --dtype fp32"
-            )
-        return weight
+        return _converted(name, self._source.get(name), dtype or self._dtype)
 
     def _to_float32(self, value: str) -> str:
         return self._cast(value, "float32")
@@ -280,3 +276,20 @@ class _ModelGraph:
         if self._options.dtype == "float32":
             return value
         return self._w.op("Cast", value, to=ONNX_DTYPES[dtype])
+
+
+def _converted(name: str, stored: Array, dtype: np.dtype[Any]) -> Array:
+    """The values in `dtype`.
+
+    Raises:
+        ConversionError: they are no numbers, or `dtype` cannot hold them.
+    """
+    if not np.isfinite(stored).all():
+        raise ConversionError(f"{name} holds NaN or infinity: the checkpoint is damaged")
+    with np.errstate(over="ignore"):
+        weight: Array = stored.astype(dtype, copy=False)
+    if weight is not stored and not np.isfinite(weight).all():
+        raise ConversionError(
+            f"{name} has values that {dtype.name} cannot hold; convert with --dtype fp32"
+        )
+    return weight

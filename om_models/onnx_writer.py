@@ -7,7 +7,7 @@ Knows nothing of Llama. Weights go to one external data file, one tensor at a ti
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -102,20 +102,42 @@ class OnnxWriter:
 
         The digest is taken before the transposition: it names the weight, not its layout.
         """
-        self._weight_digests[name] = _tensor_digest(value)
-        return self.table(name, value.T if is_transposed else value)
+        if is_transposed:
+            self._weight_digests[name] = _digest_of(value.dtype, value.shape, [value])
+            return self.table(name, value.T)
+        return self.weight_rows(name, value.dtype, value.shape, [value])
+
+    def weight_rows(
+        self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], blocks: Iterable[Array]
+    ) -> str:
+        """Stream a weight to the data file whose rows come in blocks, so that none holds it all."""
+        offset = self._begin()
+        self._weight_digests[name] = _digest_of(dtype, shape, map(self._written, blocks))
+        return self._end(name, dtype, shape, offset)
 
     def table(self, name: str, value: Array) -> str:
         """Stream a constant that follows from the spec and so is no part of the weights."""
+        offset = self._begin()
+        self._written(value)
+        return self._end(name, value.dtype, value.shape, offset)
+
+    def _begin(self) -> int:
+        """Go to where the next tensor begins in the data file; returns its offset."""
         offset = -(-self._data_file.tell() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._data_file.seek(offset)
+        return self._data_file.seek(offset)
+
+    def _written(self, value: Array) -> Array:
         self._data_file.write(_bytes_of(value))
-        tensor = TensorProto(name=name, dims=value.shape, data_type=ONNX_DTYPES[value.dtype.name])
+        return value
+
+    def _end(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> str:
+        """Declare what was written since `_begin` as the initializer `name`."""
+        tensor = TensorProto(name=name, dims=shape, data_type=ONNX_DTYPES[dtype.name])
         tensor.data_location = TensorProto.EXTERNAL
         for key, text in (
             ("location", self._data_name),
             ("offset", str(offset)),
-            ("length", str(value.nbytes)),
+            ("length", str(self._data_file.tell() - offset)),
         ):
             tensor.external_data.add(key=key, value=text)
         self._initializers[name] = tensor
@@ -151,9 +173,10 @@ def _value_info(name: str, spec: TensorSpec) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, ONNX_DTYPES[spec.dtype], spec.dims)
 
 
-def _tensor_digest(value: Array) -> str:
-    digest = hashlib.sha256(f"{value.dtype.name} {list(value.shape)}\n".encode())
-    digest.update(_bytes_of(value))
+def _digest_of(dtype: np.dtype[Any], shape: tuple[int, ...], blocks: Iterable[Array]) -> str:
+    digest = hashlib.sha256(f"{dtype.name} {list(shape)}\n".encode())
+    for block in blocks:
+        digest.update(_bytes_of(block))
     return digest.hexdigest()
 
 

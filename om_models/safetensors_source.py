@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from om_models.config_json import read_spec
-from om_models.weights import Array
+from om_models.weights import Array, blocks_of
 from runtime_cache.errors import ConversionError
 
 SINGLE_FILE = "model.safetensors"
@@ -41,17 +42,27 @@ class SafetensorsSource:
 
     def get(self, name: str) -> Array:
         """One tensor; bfloat16 comes as float32, which holds it exactly."""
+        with self._opened(name) as file:
+            return _as_float(file.get_tensor(name))
+
+    def row_blocks(self, name: str) -> Iterator[Array]:
+        """Its rows in order, each block read when asked for."""
+        with self._opened(name) as file:
+            rows = file.get_slice(name)
+            for part in blocks_of(self._shapes[name]):
+                yield _as_float(rows[part])
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[Any]:
+        """The safetensors handle of the file with this tensor."""
         if name not in self._file_of:
             raise ConversionError(f"{self.label} has no tensor {name}")
         path = self._file_of[name]
         try:
             with safe_open(path, framework="numpy") as file:
-                tensor: Array = file.get_tensor(name)
+                yield file
         except (SafetensorError, OSError) as error:
             raise ConversionError(f"{path}: cannot read {name}: {error}") from error
-        # bfloat16 or float64 otherwise; numpy's own arithmetic is float32's and float16's.
-        is_known = tensor.dtype in (np.float32, np.float16)
-        return tensor if is_known else tensor.astype(np.float32)
 
     def _read_header(self, path: Path) -> None:
         try:
@@ -64,6 +75,12 @@ class SafetensorsSource:
                     self._file_of[name] = path
         except (SafetensorError, OSError) as error:
             raise ConversionError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def _as_float(tensor: Array) -> Array:
+    # bfloat16 or float64 otherwise; numpy's own arithmetic is float32's and float16's.
+    is_known = tensor.dtype in (np.float32, np.float16)
+    return tensor if is_known else tensor.astype(np.float32)
 
 
 def _check_dtype(dtype: str, what: str) -> None:

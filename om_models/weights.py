@@ -19,6 +19,8 @@ Array = npt.NDArray[Any]
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
+#: What of a large table is held at a time: 64 MiB in float32.
+BLOCK_VALUES = 1 << 24
 
 
 class WeightSource(Protocol):
@@ -41,6 +43,20 @@ class WeightSource(Protocol):
         Raises:
             ConversionError: the tensor is missing or its bytes cannot be read.
         """
+
+    def row_blocks(self, name: str) -> Iterator[Array]:
+        """The rows of `get`, in order, in blocks (`blocks_of`); for tables too large to hold.
+
+        Raises:
+            ConversionError: as `get`.
+        """
+
+
+def blocks_of(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Rows of a matrix in slices of at most `BLOCK_VALUES`, or of one row if that has more."""
+    num_rows, row_values = shape
+    step = max(1, BLOCK_VALUES // row_values)
+    return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step))
 
 
 def layer_name(layer: int, part: str, kind: Literal["weight", "bias"] = "weight") -> str:

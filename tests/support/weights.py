@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,10 @@ class MemorySource:
         if name not in self._tensors:
             raise ConversionError(f"{self.label} has no tensor {name}")
         return self._tensors[name]
+
+    def row_blocks(self, name: str) -> Iterator[Array]:
+        """Its rows in two blocks."""
+        return iter(np.array_split(self.get(name), 2))
 
 
 def load_all(source: WeightSource) -> dict[str, npt.NDArray[np.float32]]:

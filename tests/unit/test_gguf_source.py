@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 
+import om_models.weights
 from om_models.gguf_source import GgufSource, interleaved_to_halves
 from om_models.spec import RopeScaling
-from om_models.weights import check_source
+from om_models.weights import EMBEDDING, check_source
 from runtime_cache.errors import ConversionError
 from tests.support.tiny import FAMILY_SPECS, assert_same_weights, random_weights, tiny_spec
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -66,6 +67,18 @@ def test_every_kind_of_block_is_unpacked(tmp_path: Path, kind: str):
         found = GgufSource(path).get(name)
     assert found.shape == (32, 512)
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.F32, F16, BF16, Q8_0, Q4_1])
+def test_blocks_of_rows_are_the_tensor(
+    tmp_path: Path, kind: gguf.GGMLQuantizationType, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(om_models.weights, "BLOCK_VALUES", 64 * 100)
+    spec = tiny_spec(hidden_size=64, intermediate_size=64)
+    source = GgufSource(write_tiny_gguf(tmp_path / "m.gguf", spec, quantisation=kind))
+    blocks = list(source.row_blocks(EMBEDDING))
+    assert [len(block) for block in blocks] == [100, 100, 58]
+    np.testing.assert_array_equal(np.concatenate(blocks), source.get(EMBEDDING))
 
 
 def test_rotary_pairs_are_put_in_halves():

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from om_models.bundle import bundle_digest
 from om_models.graph import GraphOptions, write_llama
 from om_models.manifest import KvSpec
 from om_models.null_model import NULL_SPEC, write_null_model
@@ -188,6 +189,27 @@ def test_weights_lie_aligned_in_one_file(tmp_path: Path):
     assert (tmp_path / "model.onnx.data").stat().st_size == max(ends)
     inline = [t for t in model.graph.initializer if not t.external_data]
     assert max(numpy_helper.to_array(t).nbytes for t in inline) <= 32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_tied", "weights", "bundle"),
+    [
+        ("float32", True, "4cdf6a0e5e40905b", "9bfbb74369b39f5e"),
+        ("float16", True, "d23332d1fdda75e4", "a344d7900e4da6f9"),
+        ("float32", False, "08b231bdc815f2fe", "8a82ba0331c0afcc"),
+        ("float16", False, "ae967b7ca9248ac0", "3b7e0df1b69e0675"),
+    ],
+)
+def test_digests_of_a_llama_never_change(
+    tmp_path: Path, dtype: Any, is_tied: bool, weights: str, bundle: str
+):
+    """As of the first release, before other families and tables written in blocks."""
+    spec = tiny_spec(tie_embeddings=is_tied)
+    kv = KvSpec(dtype, num_slots=64, num_groups=1, layers_per_group=2, row_elements=32)
+    options = GraphOptions(dtype, "int32", kv, max_model_len=64)
+    digest = write_llama(tiny_source(spec), options, tmp_path / "m.onnx", lambda *_: None)
+    assert digest.startswith(weights)
+    assert bundle_digest(digest, spec, kv).startswith(bundle)
 
 
 def test_projections_are_stored_transposed(tmp_path: Path):

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import om_models.weights
 from om_models.config_json import spec_from_config
 from om_models.safetensors_source import SafetensorsSource
 from om_models.spec import RopeScaling
-from om_models.weights import EMBEDDING, LM_HEAD, check_source
+from om_models.weights import EMBEDDING, LM_HEAD, blocks_of, check_source
 from runtime_cache.errors import ConversionError
 from tests.support.tiny import (
     assert_same_weights,
@@ -107,6 +108,32 @@ def test_stored_shards_hold_what_the_index_says(tmp_path: Path):
     index = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
     for name, shard in index.items():
         assert name in load_file(directory / shard)
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 8, 9, 16, 17])
+def test_rows_come_in_blocks(num_rows: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(om_models.weights, "BLOCK_VALUES", 24)
+    parts = list(blocks_of((num_rows, 3)))
+    assert [row for part in parts for row in range(num_rows)[part]] == list(range(num_rows))
+    assert [part.stop - part.start for part in parts[:-1]] == [8] * (len(parts) - 1)
+    assert [part.stop for part in blocks_of((2, 25))] == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_blocks_of_rows_are_the_tensor(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(om_models.weights, "BLOCK_VALUES", 32 * 100)
+    directory = write_checkpoint(tmp_path / "m")
+    if dtype == "BF16":
+        path = directory / "model.safetensors"
+        tensors = {n: t.astype(ml_dtypes.bfloat16) for n, t in load_file(path).items()}
+        save_file(tensors, path)
+    source = SafetensorsSource(directory)
+    blocks = list(source.row_blocks(EMBEDDING))
+    assert [len(block) for block in blocks] == [100, 100, 58]
+    assert {block.dtype for block in blocks} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(np.concatenate(blocks), source.get(EMBEDDING))
+    with pytest.raises(ConversionError, match=r"m has no tensor x"):
+        next(source.row_blocks("x"))
 
 
 # --- config.json ----------------------------------------------------------------------------------
