@@ -43,9 +43,8 @@ def test_the_table_fits_a_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "tiny: float16, fused, context 512 tokens"
-    rows = dict(
-        line.strip().split(None, 1) for line in lines if line.startswith("  ") and line[2:3].strip()
-    )
+    first_column = [line for line in lines if line.startswith("  ") and line[2:3].strip()]
+    rows = dict(line.strip().split(None, 1) for line in first_column)
     assert rows["device"].strip() == "Ascend310P3, 24.00 GiB"
     assert rows["KV"].split()[:4] == ["pool", "4.00", "GiB:", "16777152"]
     assert "8 x 1 @ 512" in "\n".join(lines)
