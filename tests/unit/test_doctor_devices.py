@@ -105,6 +105,7 @@ def test_devices_are_counted_as_numbers(maker: HostMaker) -> None:
         ("1,0", 1, 0),
         ("0, 1", 1, 1),
         ("none", 0, 0),
+        ("0-1", 1, 1),  # not the documented form
     ],
 )
 def test_visible_devices_are_numbered_again(

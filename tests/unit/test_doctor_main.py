@@ -106,6 +106,24 @@ def test_om_that_may_not_be_read(
     assert "Permission denied" in capsys.readouterr().err
 
 
+def test_a_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_real_om(tmp_path / os.fsdecode(b"\xff.om"))
+    assert command.main(["om", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["file"] == f"{tmp_path}/?.om"
+    assert command.main(["om", str(path)]) == 0
+    path.unlink()
+    assert command.main(["om", str(path), "--json"]) == 1
+
+
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert not command._has_colours()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert command._has_colours()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not command._has_colours()
+
+
 def test_om(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_real_om(tmp_path / "m.om")
     assert command.main(["om", str(path)]) == 0

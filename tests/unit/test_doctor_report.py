@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.doctor.findings import Finding, ok, problem, sentence, skipped, warning
-from tools.doctor.report import as_json, render, summary, wrap
+from tools.doctor.report import as_json, encode, render, summary, wrap
 
 FINDINGS = [
     ok("python", "Python 3.11.4."),
@@ -78,6 +78,13 @@ def test_for_programs() -> None:
         "remedy": "",
     }
     assert as_json("npu:0", FINDINGS[:2])["has_problems"] is False
+
+
+def test_names_that_are_no_text_do_not_stop_the_report() -> None:
+    """As Python has the name of a file whose bytes are not UTF-8."""
+    found = [ok("om", "\udcff.om is there.")]
+    assert '"text":"?.om is there."' in encode(as_json("npu:0", found))
+    assert "  .om is there." in render("t", found, has_colours=False)
 
 
 @pytest.mark.parametrize(

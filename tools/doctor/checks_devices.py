@@ -21,6 +21,7 @@ SMI_LIMIT_S = 20.0
 
 #: Beside the device's own node.
 COMMON_NODES = ("davinci_manager", "devmm_svm", "hisi_hdc")
+_LIST = re.compile(r"\s*\d+\s*(?:,\s*\d+\s*)*")
 _DAVINCI = re.compile(r"davinci(\d+)")
 _SMI_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
 _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
@@ -187,9 +188,9 @@ def visible_index(host: Host, device_id: int) -> int | None:
     Source: ASCEND_RT_VISIBLE_DEVICES selects devices and numbers them again from 0.
     """
     text = host.env.get("ASCEND_RT_VISIBLE_DEVICES", "")
-    wanted = [int(part) for part in re.findall(r"\d+", text)]
-    if not wanted:
+    if _LIST.fullmatch(text) is None:
         return device_id
+    wanted = [int(part) for part in text.split(",")]
     return wanted[device_id] if device_id < len(wanted) else None
 
 

@@ -8,14 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from runtime_cache import __version__
 from runtime_cache.errors import BundleError, ConfigError
 from tools.doctor.examine import Request, examine
 from tools.doctor.host import this_host
 from tools.doctor.om_file import read_om_file
-from tools.doctor.report import as_json, render, wrap
+from tools.doctor.report import as_json, encode, render, wrap
 
 EXIT_OK = 0
 EXIT_PROBLEMS = 1
@@ -63,11 +61,15 @@ def _examine(args: argparse.Namespace) -> int:
         return EXIT_USAGE
     result = as_json(found.device, found.findings)
     if args.json:
-        _print_json(result)
+        print(encode(result), flush=True)
     else:
         title = f"rtcache-doctor {__version__}: this host, for {found.device}"
-        print(render(title, found.findings, has_colours=sys.stdout.isatty()), flush=True)
+        print(render(title, found.findings, has_colours=_has_colours()), flush=True)
     return EXIT_PROBLEMS if result["has_problems"] else EXIT_OK
+
+
+def _has_colours() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _om(args: argparse.Namespace) -> int:
@@ -75,19 +77,15 @@ def _om(args: argparse.Namespace) -> int:
         report = read_om_file(args.file)
     except (BundleError, OSError) as error:
         if args.json:
-            _print_json({"file": str(args.file), "error": str(error)})
+            print(encode({"file": str(args.file), "error": str(error)}))
         print(f"rtcache-doctor: {error}", file=sys.stderr)
         return EXIT_PROBLEMS
     if args.json:
-        _print_json({"file": str(args.file), "kind": report.kind, **report.facts})
+        print(encode({"file": str(args.file), "kind": report.kind, **report.facts}), flush=True)
     else:
         lines = [f"{args.file}:", *report.lines]
         print("\n".join(part for line in lines for part in wrap(line)), flush=True)
     return EXIT_OK
-
-
-def _print_json(value: object) -> None:
-    print(msgspec.json.encode(value).decode(), flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

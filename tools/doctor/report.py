@@ -50,6 +50,21 @@ def as_json(device: str, findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
+def encode(value: object) -> str:
+    """A value as JSON; names of files that are no text lose what cannot be shown."""
+    return msgspec.json.encode(_without_surrogates(value)).decode()
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {key: _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    return value
+
+
 def _lines(finding: Finding, *, has_colours: bool) -> Iterator[str]:
     status = f"{finding.status:<8}"
     if has_colours:
