@@ -6,6 +6,7 @@ from runtime_cache.aclsim import codes
 from runtime_cache.aclsim.calling import surface
 from runtime_cache.aclsim.datasets import Dataset
 from runtime_cache.aclsim.failure import AclFailure
+from runtime_cache.aclsim.ledger import ledger
 from runtime_cache.aclsim.process import this_process
 
 acl_function = surface("acl.mdl")
@@ -44,7 +45,11 @@ def get_dataset_num_buffers(dataset: int) -> int:
 @acl_function("k")
 def destroy_dataset(dataset: int) -> None:
     """Forgets the dataset and its tensor descriptions; its buffers and their memory stay."""
-    this_process().datasets.remove(dataset).drop_descs()
+    found = this_process().datasets.remove(dataset)
+    if found.num_queued:
+        sentence = "acl.mdl.destroy_dataset of a dataset whose execution is queued"
+        ledger.note_misuse(sentence, "teardown_order")
+    found.drop_descs()
 
 
 @acl_function("kkk", failed=(0,))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from runtime_cache.aclsim import codes
+from runtime_cache.aclsim import codes, races
 from runtime_cache.aclsim.calling import surface
 from runtime_cache.aclsim.datasets import Dataset
 from runtime_cache.aclsim.failure import AclFailure
@@ -33,6 +33,7 @@ def execute(model_id: int, input: int, output: int) -> None:
     with _outputs_filled(model, outputs):
         plan = model.plan(inputs, outputs, can_allocate=True)
         model.enter_mode("sync")
+        races.note_run(this_process().pending(), "acl.mdl.execute", plan.reads, plan.writes)
         plan.run()
 
 

@@ -96,6 +96,15 @@ def note_write(pending: Iterable[Work], function: str, address: int, count_bytes
         _note("unsynchronised_write", function, "writes", count_bytes, address, work)
 
 
+def note_run(pending: Iterable[Work], function: str, reads: Ranges, writes: Ranges) -> None:
+    """A model runs now, in no stream's order: as reads and writes of its buffers."""
+    pending = tuple(pending)
+    for address, count_bytes in reads:
+        note_read(pending, function, address, count_bytes)
+    for address, count_bytes in writes:
+        note_write(pending, function, address, count_bytes)
+
+
 def note_free(pending: Iterable[Work], function: str, address: int, count_bytes: int) -> None:
     """The program frees a range now: a misuse if queued work may still use it."""
     work = unsettled.find(pending, address, count_bytes, reads_too=True)
