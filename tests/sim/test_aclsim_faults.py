@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import faults, inspect
+from runtime_cache.aclsim.process import current_stream
 from tests.support.aclsim import device_bytes, fresh_process, ok, upload
 
 STICKY = (507010, 507053, 507054, 507901)
@@ -107,3 +109,93 @@ def test_mistyped_functions_are_refused(function: str, when: faults.When) -> Non
 def test_impossible_scripts_are_refused(call: int, code: int, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         faults.inject("acl.rt.malloc", call=call, code=code)
+
+
+# --- late, and hanging ---
+
+#: Longer than anything here waits; only a hanging test would reach it [ms].
+FOR_EVER = 600_000
+
+
+def test_a_hang_blocks_the_stream_until_it_is_over_and_the_work_goes_on(stream: int) -> None:
+    device = upload(np.zeros(64, np.uint8))
+    fault = faults.inject("acl.rt.memset_async", when="run", hang_ms=FOR_EVER)
+    ok(acl.rt.memset_async(device, 64, 1, 32, stream))
+    ok(acl.rt.memset_async(device + 32, 32, 2, 32, stream))
+    assert acl.rt.synchronize_stream_with_timeout(stream, 1) == 507046
+    assert acl.rt.stream_query(stream) == (1, 0)
+    assert fault.has_fired
+    assert device_bytes(device, 64) == bytes(64)
+    assert acl.rt.query_device_status(0) == (0, 0)
+    current_stream(stream).let_go()
+    assert acl.rt.synchronize_stream_with_timeout(stream, FOR_EVER) == 0
+    assert device_bytes(device, 64) == bytes([1] * 32 + [2] * 32)
+
+
+def test_a_hang_may_end_in_a_failure(stream: int) -> None:
+    device = upload(np.zeros(64, np.uint8))
+    faults.inject("acl.rt.memset_async", when="run", hang_ms=FOR_EVER, code=507014)
+    ok(acl.rt.memset_async(device, 64, 1, 64, stream))
+    assert acl.rt.synchronize_stream_with_timeout(stream, 1) == 507046
+    current_stream(stream).let_go()
+    assert acl.rt.synchronize_stream(stream) == 507014
+    assert device_bytes(device, 64) == bytes(64)
+
+
+def test_a_reset_ends_a_hang(stream: int) -> None:
+    device = upload(np.zeros(64, np.uint8))
+    faults.inject("acl.rt.memset_async", when="run", hang_ms=FOR_EVER)
+    ok(acl.rt.memset_async(device, 64, 1, 64, stream))
+    inspect.reset()  # waits for the stream's thread
+
+
+def test_late_work_is_in_order_and_not_lost(stream: int) -> None:
+    device = upload(np.zeros(64, np.uint8))
+    faults.inject("acl.rt.memset_async", when="run", delay_ms=1)
+    for value in (1, 2):
+        ok(acl.rt.memset_async(device, 64, value, 64, stream))
+    ok(acl.rt.synchronize_stream(stream))
+    assert device_bytes(device, 64) == bytes([2] * 64)
+
+
+def test_a_call_comes_late_and_succeeds() -> None:
+    fault = faults.inject("acl.rt.malloc", delay_ms=1)
+    assert acl.rt.malloc(64, 0)[1] == 0
+    assert fault.has_fired
+
+
+def test_a_call_that_hangs_ends_when_the_faults_are_forgotten() -> None:
+    faults.inject("acl.rt.get_device_count", hang_ms=FOR_EVER, code=507899)
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(acl.rt.get_device_count()))
+    thread.start()
+    while inspect.report().calls.get("acl.rt.get_device_count", 0) == 0:
+        thread.join(0.001)
+    assert found == []
+    while thread.is_alive():
+        faults.clear()  # it counts its call a moment before it waits
+        thread.join(0.001)
+    assert found == [(0, 507899)]
+
+
+def test_ecc_takes_every_context_of_the_device_away(stream: int) -> None:
+    device = upload(np.zeros(64, np.uint8))
+    default = ok(acl.rt.get_context())
+    own = ok(acl.rt.create_context(0))
+    ok(acl.rt.set_context(default))
+    faults.inject("acl.rt.memset_async", code=507054, when="run")
+    ok(acl.rt.memset_async(device, 64, 1, 64, stream))
+    assert acl.rt.synchronize_stream(stream) == 507054
+    ok(acl.rt.set_context(own))
+    assert acl.rt.create_stream() == (0, 507054)
+    assert acl.rt.query_device_status(0) == (1, 0)
+
+
+def test_a_failed_run_is_told_once_and_leaves_the_device_well(stream: int) -> None:
+    device = upload(np.zeros(64, np.uint8))
+    faults.inject("acl.rt.memset_async", code=507015, when="run")
+    ok(acl.rt.memset_async(device, 64, 1, 64, stream))
+    assert [acl.rt.synchronize_stream(stream) for _ in range(2)] == [507015, 0]
+    assert acl.rt.query_device_status(0) == (0, 0)
+    ok(acl.rt.memset_async(device, 64, 1, 64, stream))
+    assert acl.rt.synchronize_stream(stream) == 0
