@@ -63,6 +63,11 @@ def made(**changes: Any) -> Manifest:
     return msgspec.structs.replace(DRAFT, **changes)
 
 
+def about_om(bundle: Path, toolkit: Installed | None = None) -> Finding:
+    (finding,), _ = check_oms(bundle, DRAFT, toolkit, "aarch64")
+    return finding
+
+
 def test_a_whole_bundle(bundle: Path) -> None:
     for has_checksums, how in ((False, "sizes right"), (True, "checksums right")):
         finding, manifest = check_bundle(bundle, has_checksums=has_checksums)
@@ -122,22 +127,52 @@ def test_the_soc_against_the_device() -> None:
 
 
 def test_models_that_say_what_the_manifest_says(bundle: Path) -> None:
-    assert check_oms(bundle, DRAFT, None) == [
-        Finding("om", "ok", "model.om: Ascend310B4, ATC 7.6.0.1.220.")
-    ]
-    assert check_oms(bundle, made(target="sim"), None)[0].status == "skipped"
+    findings, work_bytes = check_oms(bundle, DRAFT, None, "aarch64")
+    assert findings == [Finding("om", "ok", "model.om: Ascend310B4, ATC 7.6.0.1.220.")]
+    assert work_bytes == ATTRIBUTES["memory_size"]
+    (finding,), work_bytes = check_oms(bundle, made(target="sim"), None, "aarch64")
+    assert (finding.status, work_bytes) == ("skipped", None)
+
+
+@pytest.mark.parametrize("cpu", ["aarch64", "x86_64"])
+def test_a_model_with_code_for_another_host(bundle: Path, cpu: str) -> None:
+    attributes = {"host_env_os": "linux", "host_env_cpu": cpu}
+    write_real_om(bundle / "model.om", RealOm(attributes, needs_host_check=True))
+    finding = about_om(bundle)
+    assert finding.status == ("ok" if cpu == "aarch64" else "problem")
+    if cpu != "aarch64":
+        assert finding.text == (
+            "model.om carries code for hosts with x86_64, this one has aarch64."
+        )
+    write_real_om(bundle / "model.om", RealOm(attributes, needs_host_check=False))
+    assert about_om(bundle).status == "ok"
+
+
+def test_work_memory_that_the_models_name(bundle: Path) -> None:
+    two = made(oms=(OM, OmFile("second.om", OM.prefill, OM.decode)))
+    write_real_om(bundle / "second.om", RealOm({"memory_size": 1000}))
+    assert check_oms(bundle, two, None, "aarch64")[1] == 5096
+    for attributes in ({}, {"memory_size": 0}, {"memory_size": -1}, {"memory_size": "x"}):
+        write_real_om(bundle / "second.om", RealOm(attributes))
+        assert check_oms(bundle, two, None, "aarch64")[1] is None
+    needed = PLAN.needed_bytes - PLAN.workspace_bytes + 5096
+    finding = check_memory(DRAFT, memory(needed), 5096)
+    assert finding.status == "ok"
+    assert finding.text.endswith("work memory 5 KiB (as the .om says).")
+    assert check_memory(DRAFT, memory(needed - 1), 5096).status == "warning"
+    assert check_memory(DRAFT, memory(needed - 5097), 5096).status == "problem"
 
 
 def test_a_model_for_another_soc(bundle: Path) -> None:
     write_real_om(bundle / "model.om", RealOm({"soc_version": "Ascend910B1"}))
-    (finding,) = check_oms(bundle, DRAFT, None)
+    finding = about_om(bundle)
     assert finding.status == "problem"
     assert finding.text == ("model.om was compiled for Ascend910B1, the manifest says Ascend310B4.")
 
 
 def test_a_model_that_does_not_say(bundle: Path) -> None:
     write_real_om(bundle / "model.om", RealOm({}))
-    (finding,) = check_oms(bundle, DRAFT, None)
+    finding = about_om(bundle)
     assert finding == Finding(
         "om", "ok", "model.om: a SoC it does not name, ATC of unknown version."
     )
@@ -155,7 +190,7 @@ def test_a_model_that_is_none(bundle: Path, contents: bytes | None, why: str) ->
     (bundle / "model.om").unlink()
     if contents is not None:
         (bundle / "model.om").write_bytes(contents)
-    (finding,) = check_oms(bundle, DRAFT, None)
+    finding = about_om(bundle)
     assert finding.status == "problem"
     assert why in finding.text
 
@@ -165,7 +200,7 @@ def test_a_model_that_is_none(bundle: Path, contents: bytes | None, why: str) ->
     [("7.6.0.1.219", "warning"), ("7.6.0.1.220", "ok"), ("7.6.0.1.221", "ok"), ("", "ok")],
 )
 def test_a_model_newer_than_cann(bundle: Path, component: str, status: str) -> None:
-    (finding,) = check_oms(bundle, DRAFT, Installed("/x", "8.0.0", component=component))
+    finding = about_om(bundle, Installed("/x", "8.0.0", component=component))
     assert finding.status == status
     if status == "warning":
         assert "made by ATC 7.6.0.1.220, and this host's CANN is older (7.6.0.1.219)" in (
@@ -187,7 +222,7 @@ def memory(free_bytes: int, *, is_after_first_use: bool = False) -> Memory:
     ],
 )
 def test_free_memory_against_the_plan(below: int, status: str) -> None:
-    finding = check_memory(DRAFT, memory(PLAN.needed_bytes - below))
+    finding = check_memory(DRAFT, memory(PLAN.needed_bytes - below), None)
     assert finding.status == status
     assert "of 64.00 GiB are free (npu-smi); the bundle takes about" in finding.text
     if status != "ok":
@@ -196,22 +231,24 @@ def test_free_memory_against_the_plan(below: int, status: str) -> None:
 
 def test_after_the_first_use_the_systems_share_is_gone() -> None:
     needed = PLAN.needed_bytes - PLAN.system_bytes
-    assert check_memory(DRAFT, memory(needed, is_after_first_use=True)).status == "ok"
-    assert check_memory(DRAFT, memory(needed - 1, is_after_first_use=True)).status == "warning"
-    assert check_memory(DRAFT, memory(needed)).status != "ok"
+    assert check_memory(DRAFT, memory(needed, is_after_first_use=True), None).status == "ok"
+    assert (
+        check_memory(DRAFT, memory(needed - 1, is_after_first_use=True), None).status == "warning"
+    )
+    assert check_memory(DRAFT, memory(needed), None).status != "ok"
 
 
 def test_memory_that_was_not_read() -> None:
-    finding = check_memory(DRAFT, None)
+    finding = check_memory(DRAFT, None, None)
     assert finding.status == "skipped"
     assert "How much the device has free could not be read" in finding.text
 
 
 def test_a_plan_that_no_such_device_holds() -> None:
     kv = KvSpec("float16", num_slots=1 << 25, num_groups=1, layers_per_group=2, row_elements=32)
-    finding = check_memory(made(kv=kv), None)
-    assert finding.status == "problem"
-    assert finding.text.endswith("An Ascend310B4 has 4.00 GiB.")
+    finding = check_memory(made(kv=kv), None, None)
+    assert finding.status == "warning"
+    assert finding.text.endswith("An Ascend310B4 is known with 4.00 GiB.")
 
 
 def test_om_of_a_real_soc(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from om_models.bundle import TOKENIZER_NAME, check_files, read_manifest
@@ -13,6 +13,8 @@ from om_models.socs import find_soc
 from runtime_cache.errors import BundleError
 from tools.doctor.findings import Finding, ok, problem, skipped, warning
 from tools.doctor.installed import Installed, numbers
+
+_AGAIN = "Convert the model again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,28 @@ def check_target(manifest: Manifest, *, is_sim: bool) -> Finding:
     )
 
 
-def check_oms(path: Path, manifest: Manifest, toolkit: Installed | None) -> list[Finding]:
-    """What the headers of a real bundle's models say."""
+def check_oms(
+    path: Path, manifest: Manifest, toolkit: Installed | None, machine: str
+) -> tuple[list[Finding], int | None]:
+    """What the headers of a real bundle's models say.
+
+    Args:
+        machine: this host's CPU, as `uname -m` has it.
+
+    Returns:
+        The findings, and the work memory of all models [bytes] if every header has it.
+    """
     if manifest.target == "sim":
-        return [skipped("om", "The bundle's models are for the software device.")]
-    return [_check_om(path / om.path, manifest, toolkit) for om in manifest.oms]
+        return [skipped("om", "The bundle's models are for the software device.")], None
+    findings, sizes = [], []
+    for file in (path / om.path for om in manifest.oms):
+        header, finding = _read_om(file)
+        if header is not None:
+            finding = _check_om(file, header, manifest, toolkit, machine)
+        findings.append(finding)
+        sizes.append(None if header is None else header.work_bytes)
+    known = [num_bytes for num_bytes in sizes if num_bytes is not None and num_bytes > 0]
+    return findings, sum(known) if len(known) == len(sizes) else None
 
 
 def check_soc(manifest: Manifest, soc: str | None, seen: str | None) -> Finding:
@@ -95,13 +114,20 @@ def check_soc(manifest: Manifest, soc: str | None, seen: str | None) -> Finding:
     )
 
 
-def check_memory(manifest: Manifest, memory: Memory | None) -> Finding:
-    """Free device memory against what the bundle will take."""
+def check_memory(manifest: Manifest, memory: Memory | None, work_bytes: int | None) -> Finding:
+    """Free device memory against what the bundle will take.
+
+    Args:
+        work_bytes: work memory as the models' headers have it; None to estimate it.
+    """
     total = None if memory is None else memory.total_bytes
     plan = plan_memory(manifest, manifest.model, total_bytes=total)
+    source = "an estimate" if work_bytes is None else "as the .om says"
+    if work_bytes is not None:
+        plan = replace(plan, workspace_bytes=work_bytes)
     needed = plan.needed_bytes - (plan.system_bytes if _is_without_system(memory) else 0)
     table = f"weights {size(plan.weights_bytes)}, KV pool {size(plan.kv_bytes)}, work memory"
-    table += f" {size(plan.workspace_bytes)} (an estimate)"
+    table += f" {size(plan.workspace_bytes)} ({source})"
     if memory is None:
         return _against_table(plan, table)
     text = (
@@ -114,7 +140,7 @@ def check_memory(manifest: Manifest, memory: Memory | None) -> Finding:
         "End what else uses the device (npu-smi info shows it), or convert the model again"
         " with a smaller --kv-capacity."
     )
-    # All but the work memory is exact.
+    # All but the work memory is exact; how much of it models share, the .om does not say.
     if memory.free_bytes < needed - plan.workspace_bytes:
         return problem("memory", text, remedy)
     return warning("memory", text, remedy)
@@ -128,29 +154,38 @@ def _against_table(plan: MemoryPlan, table: str) -> Finding:
     """Without a measurement, against what the SoC has."""
     needed = f"The bundle takes about {size(plan.needed_bytes)}: {table}."
     if plan.free_bytes is not None and plan.free_bytes < 0:
-        return problem(
+        # Only a warning: some cards and boards of a SoC have more than others.
+        return warning(
             "memory",
-            f"{needed} An {plan.soc} has {size(plan.total_bytes or 0)}.",
+            f"{needed} An {plan.soc} is known with {size(plan.total_bytes or 0)}.",
             "Convert the model again with a smaller --kv-capacity, or use a larger device.",
         )
     return skipped("memory", f"{needed} How much the device has free could not be read.")
 
 
-def _check_om(path: Path, manifest: Manifest, toolkit: Installed | None) -> Finding:
-    remedy = "Convert the model again."
+def _read_om(path: Path) -> tuple[OmFileHeader | None, Finding]:
+    """The header, or the finding that there is none."""
     try:
         header = read_om_header(path)
     except (OmHeaderError, OSError) as error:
-        return problem("om", f"{error}.", remedy)
-    if header is None:
-        return problem("om", f"{path} is no .om of a real SoC.", remedy)
-    soc = header.soc_version
+        return None, problem("om", f"{error}.", _AGAIN)
+    return header, problem("om", f"{path} is no .om of a real SoC.", _AGAIN)
+
+
+def _check_om(
+    path: Path,
+    header: OmFileHeader,
+    manifest: Manifest,
+    toolkit: Installed | None,
+    machine: str,
+) -> Finding:
+    soc, cpu = header.soc_version, header.host_cpu
     if soc and soc != manifest.soc_version:
-        return problem(
-            "om",
-            f"{path.name} was compiled for {soc}, the manifest says {manifest.soc_version}.",
-            remedy,
-        )
+        text = f"{path.name} was compiled for {soc}, the manifest says {manifest.soc_version}."
+        return problem("om", text, _AGAIN)
+    if header.needs_host_check and cpu and cpu != machine:
+        text = f"{path.name} carries code for hosts with {cpu}, this one has {machine}."
+        return problem("om", text, "Convert the model again on such a host.")
     return _check_age(path, header, toolkit)
 
 

@@ -94,14 +94,11 @@ def examine(host: Host, request: Request) -> Examined:
     path = request.bundle or (Path(config.model.bundle) if config.model.bundle else None)
     manifest, about_bundle = _load_bundle(path, request)
     named = request.device or config.device.device or None
+    if request.device is None and (fault := _fault_of_device(config.device.device)) is not None:
+        about_config.append(fault)
+        named = None
     device = named or ("sim:0" if manifest is not None and manifest.target == "sim" else "npu:0")
-    try:
-        kind, device_id = parse_device(device)
-    except ConfigError as error:
-        if request.device is not None:
-            raise
-        about_config.append(problem("config", sentence(error.message), "Change device.device."))
-        kind, device_id = "npu", 0
+    kind, device_id = parse_device(device)
     is_sim = kind == "sim"
     toolkit = None if is_sim else find_toolkit(host)
     findings = [check_python(host, toolkit), check_numpy(toolkit)]
@@ -116,7 +113,7 @@ def examine(host: Host, request: Request) -> Examined:
         findings += _without_npu(host, is_asked=named is not None)
     findings += [*about_config, *about_bundle]
     if path is not None and manifest is not None:
-        findings += _look_at_bundle(path, manifest, card, toolkit, is_sim=is_sim)
+        findings += _look_at_bundle(path, manifest, card, toolkit, host, is_sim=is_sim)
     findings += _look_at_service(host, request, config, is_sim=is_sim)
     if any(finding.check == "nodes" for finding in findings):
         findings.append(check_log_directory(host))
@@ -132,6 +129,15 @@ def _load_config(host: Host, request: Request) -> tuple[Config, list[Finding]]:
     if request.config is None:
         return config, [skipped("config", "No configuration was named: --config FILE.")]
     return config, [ok("config", f"{request.config} is right.")]
+
+
+def _fault_of_device(name: str) -> Finding | None:
+    """Of the device's name in the configuration; empty is none."""
+    try:
+        parse_device(name or "npu:0")
+    except ConfigError as error:
+        return problem("config", sentence(error.message), "Change device.device.")
+    return None
 
 
 def _load_bundle(path: Path | None, request: Request) -> tuple[Manifest | None, list[Finding]]:
@@ -229,14 +235,16 @@ def _look_at_bundle(
     manifest: Manifest,
     card: _Card,
     toolkit: Installed | None,
+    host: Host,
     *,
     is_sim: bool,
 ) -> Iterator[Finding]:
     yield check_target(manifest, is_sim=is_sim)
-    yield from check_oms(path, manifest, toolkit)
+    about_oms, work_bytes = check_oms(path, manifest, toolkit, host.machine)
+    yield from about_oms
     if not is_sim:
         yield check_soc(manifest, card.soc, card.seen)
-        yield check_memory(manifest, card.memory)
+        yield check_memory(manifest, card.memory, work_bytes)
 
 
 def _look_at_service(
