@@ -63,6 +63,12 @@ class RecentMessages:
         sentences.clear()
         return text
 
+    def forget(self) -> None:
+        """Back to one empty text for each thread; other threads keep theirs."""
+        self._shared.clear()
+        self._threads.own.clear()
+        self.is_shared = False
+
 
 class LastError(threading.local):
     """The runtime's last failure in each thread, until it is taken.

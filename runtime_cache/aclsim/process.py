@@ -15,7 +15,7 @@ from runtime_cache.aclsim.callbacks import ExceptionCallback, Subscriptions
 from runtime_cache.aclsim.datasets import DataBuffer, Dataset
 from runtime_cache.aclsim.descs import Desc
 from runtime_cache.aclsim.events import Event
-from runtime_cache.aclsim.failure import AclFailure, recent_messages
+from runtime_cache.aclsim.failure import AclFailure, last_error, recent_messages
 from runtime_cache.aclsim.fault_script import read_script
 from runtime_cache.aclsim.handles import HandleTable
 from runtime_cache.aclsim.ledger import ledger
@@ -318,7 +318,8 @@ def power_cycle() -> None:
     _process.host_memory.free_all()
     set_current(None)
     unsettled.settle()
-    recent_messages.take()
+    recent_messages.forget()
+    last_error.take()
     _process = Process()
 
 
