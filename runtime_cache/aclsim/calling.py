@@ -11,7 +11,7 @@ same without a check of the size, `s` a str, `f d` numbers, `O` any object; what
 optional. Wrong arguments raise TypeError `<module>.<name> args parse failed`; everything else comes
 back as a code, with the values first and the code last.
 
-Stricter than a card: functions without arguments refuse arguments, which pyACL does not look at.
+Functions without arguments do not look at what they are given, as in pyACL, where programs do that.
 """
 
 from __future__ import annotations
@@ -126,6 +126,8 @@ _PLAIN_LIMITS = {
 
 def _parser(full_name: str, arg_format: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Compiles a format into a function from the argument tuple to the values."""
+    if not arg_format:
+        return lambda args: ()
     required, _, optional = arg_format.partition("|")
     converters = [_CONVERTERS[code] for code in required + optional]
     most, least = len(converters), len(required)
@@ -241,10 +243,10 @@ def _bind(full_name: str, arg_format: str, body: Body, shape: _ResultShape) -> A
     act = races.settling(full_name, body)
 
     def call(*args: Any) -> Any:
-        values = parse(args)
-        count_call(full_name)
         started = perf_counter()
         try:
+            values = parse(args)
+            count_call(full_name)
             failure = strike(full_name, "call")
             if failure is not None:
                 process.note_failure(failure)
@@ -252,6 +254,9 @@ def _bind(full_name: str, arg_format: str, body: Body, shape: _ResultShape) -> A
             return on_success(act(*values))
         except AclFailure as failure:
             return shape.on_failure(_noted(full_name, failure))
+        except (TypeError, ValueError) as error:
+            _note_refusal(full_name, args, error)
+            raise
         finally:
             if holds_gil:
                 seconds = perf_counter() - started
@@ -264,6 +269,12 @@ def _bind(full_name: str, arg_format: str, body: Body, shape: _ResultShape) -> A
     call.__module__ = body.__module__
     call.arg_format = arg_format  # type: ignore[attr-defined]  # for the tests of the surface
     return call
+
+
+def _note_refusal(full_name: str, args: Sequence[Any], error: Exception) -> None:
+    """Names a call that raised in the report: pyACL's own words do not say what was wrong."""
+    types = ", ".join(type(value).__name__ for value in args)
+    ledger.note_misuse(f"{full_name}({types}) raised {type(error).__name__}: {error}", "bad_call")
 
 
 def _noted(full_name: str, failure: AclFailure) -> int:
