@@ -23,8 +23,10 @@ from om_models.work_directory import WorkDirectory, link_or_copy
 from runtime_cache.errors import ConversionError
 
 ONNX_NAME = "model.onnx"
-#: Where ATC puts external weights, beside the `.om`; loading looks for them there by this name.
-WEIGHT_DIRECTORY = "weight"
+#: Where ATC leaves external weights, seen from the `.om`; loading finds them by these names.
+#: Source: page `--external_weight` (hiascend atlasatcparam_16_0045), which has both kinds in
+#: `weight/`; the one file of 2 is looked for beside the `.om` as well.
+WEIGHT_PATTERNS = ("weight/*", "*_weight_combined")
 
 
 class StageReporter(Protocol):
@@ -74,9 +76,9 @@ class Compilation:
                 reporter.stage(f"copy {om.path}")
             self._bring(compiled or self._place(om), bundle / om.path)
         for directory in (self.export, self.work.compiled):
-            for path in sorted((directory / WEIGHT_DIRECTORY).glob("*")):
-                if not (target := bundle / WEIGHT_DIRECTORY / path.name).exists():
-                    self._bring(path, target)
+            for name in weight_files(directory):
+                if not (bundle / name).exists():
+                    self._bring(directory / name, bundle / name)
         self._check_weights(bundle)
         self._bring(self.export / TOKENIZER_NAME, bundle / TOKENIZER_NAME)
 
@@ -115,17 +117,22 @@ class Compilation:
             raise ConversionError(f"atc reported success but wrote no {om.path}")
         self._check_weights(made)
         kept = self.work.compiled
-        (kept / WEIGHT_DIRECTORY).mkdir(parents=True, exist_ok=True)
-        for path in (made / WEIGHT_DIRECTORY).glob("*"):
-            sync(path)
-            path.replace(kept / WEIGHT_DIRECTORY / path.name)
+        kept.mkdir(exist_ok=True)
+        for name in weight_files(made):
+            sync(made / name)
+            (kept / name).parent.mkdir(exist_ok=True)
+            (made / name).replace(kept / name)
         sync(compiled)
         compiled.replace(self._place(om))
         sync(kept)
 
     def _check_weights(self, directory: Path) -> None:
         is_external = self.draft.atc_options.get("external_weight", "0") != "0"
-        if is_external and not any((directory / WEIGHT_DIRECTORY).glob("*")):
-            raise ConversionError(
-                f"the weights are external, but atc left none in {WEIGHT_DIRECTORY}/ beside the .om"
-            )
+        if is_external and not weight_files(directory):
+            raise ConversionError("the weights are external, but atc left none beside the .om")
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """External weights of the `.om` files in a directory, by their path inside it."""
+    found = (path for pattern in WEIGHT_PATTERNS for path in sorted(directory.glob(pattern)))
+    return [path.relative_to(directory) for path in found]

@@ -345,7 +345,7 @@ def test_weights_that_atc_did_not_leave(
     tree: CannTree, source: Path, output: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert convert(source, output, "--external-weight", "1") == 1
-    assert "the weights are external, but atc left none in weight/" in said(capsys)
+    assert "the weights are external, but atc left none beside the .om" in said(capsys)
     assert [work.contents() for work in kept_for(output)] == [["the export"]]
 
 

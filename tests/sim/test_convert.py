@@ -19,6 +19,7 @@ import om_models.compiling
 from om_models.bundle import load_bundle
 from om_models.convert import convert, convert_export, export_only
 from om_models.plan import ConvertOptions, Plan
+from runtime_cache import LLM
 from runtime_cache.errors import BundleError, ConversionError
 from tests.support.tiny import BOS, EOS, TINY_OPTIONS, Silent, tiny_spec, write_checkpoint
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -97,6 +98,25 @@ def test_the_digest_is_that_of_weights_and_layout_alone(checkpoint: Path, tmp_pa
         digest_of(write_checkpoint(tmp_path / "seed", seed=1), tmp_path / "b6"),
     ]
     assert len({base, *others}) == 4
+
+
+@pytest.mark.parametrize("layout", ["fused", "split"])
+@pytest.mark.parametrize("where", [1, 2])
+def test_external_weights_answer_the_same(
+    checkpoint: Path, tmp_path: Path, where: int, layout: Any
+):
+    answers, sizes = [], []
+    for external_weight in (0, where):
+        path = tmp_path / f"bundle{external_weight}"
+        options = replace(TINY_OPTIONS, external_weight=external_weight, layout=layout)
+        bundle = convert(str(checkpoint), path, options, Silent())
+        sizes.append(sum(bundle.manifest.files[om.path].num_bytes for om in bundle.manifest.oms))
+        # Moved: the weights are found beside the models, wherever these are.
+        moved = path.rename(tmp_path / f"moved{external_weight}")
+        with LLM(str(moved), device="sim:0") as llm:
+            answers.append(llm.generate("hello", max_tokens=8, temperature=0).text)
+    assert answers[0] == answers[1]
+    assert sizes[1] < sizes[0] / 2, "the weights are no longer in the models"
 
 
 def test_export_here_compile_there(checkpoint: Path, tmp_path: Path):
