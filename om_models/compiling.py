@@ -96,8 +96,8 @@ class Compilation:
     def _compile(self, om: OmFile, reporter: StageReporter) -> None:
         assert self.compiler is not None
         num_gears = len(model_gears(om.prefill, om.decode))
-        reporter.stage(f"compile {om.path}")
-        reporter.progress(0, num_gears)
+        # The real compiler may say nothing until it ends; then this and the clock are all there is.
+        reporter.stage(f"compile {om.path}, {num_gears} gear{'s' * (num_gears > 1)}")
 
         def on_part(part: str) -> None:
             reporter.stage(f"{om.path}: {part}")

@@ -68,8 +68,13 @@ def test_a_checkpoint_becomes_a_bundle(checkpoint: Path, tmp_path: Path):
     assert manifest.model == tiny_spec()
     assert (manifest.bos_token_id, manifest.eos_token_ids) == (BOS, (EOS,))
     assert (manifest.max_model_len, manifest.kv.num_slots) == (128, 1024)
-    assert recorder.stages == ["tokenizer", "weights and graph", "compile model.om", "manifest"]
-    assert recorder.last == {"weights and graph": (2, 2), "compile model.om": (10, 10)}
+    assert recorder.stages == [
+        "tokenizer",
+        "weights and graph",
+        "compile model.om, 10 gears",
+        "manifest",
+    ]
+    assert recorder.last == {"weights and graph": (2, 2), "compile model.om, 10 gears": (10, 10)}
 
 
 def test_split_layout_compiles_two_models(checkpoint: Path, tmp_path: Path):
@@ -77,9 +82,9 @@ def test_split_layout_compiles_two_models(checkpoint: Path, tmp_path: Path):
     recorder = Recorder()
     manifest = convert(str(checkpoint), tmp_path / "bundle", options, recorder).manifest
     assert sorted(manifest.files) == ["decode.om", "prefill.om", "tokenizer.json"]
-    assert recorder.stages[2:4] == ["compile prefill.om", "compile decode.om"]
-    assert recorder.last["compile prefill.om"] == (4, 4)
-    assert recorder.last["compile decode.om"] == (6, 6)
+    assert recorder.stages[2:4] == ["compile prefill.om, 4 gears", "compile decode.om, 6 gears"]
+    assert recorder.last["compile prefill.om, 4 gears"] == (4, 4)
+    assert recorder.last["compile decode.om, 6 gears"] == (6, 6)
 
 
 def test_the_digest_is_that_of_weights_and_layout_alone(checkpoint: Path, tmp_path: Path):
