@@ -127,7 +127,9 @@ def compile_model(options: AtcOptions) -> Path:
     keeps_rules = _check_rules(model, options)
     check_soc(model, find_soc(options.soc_version))
     rewrite(model, options)
-    inputs = apply_input_shapes(model, options.input_shape, options.ranges)
+    inputs = apply_input_shapes(
+        model, options.input_shape, options.ranges, has_gears=options.gears is not None
+    )
     weights = find_weights(model, options.model.parent)
     external = ExternalWeights(options.output.parent, options.output.name)
     try:

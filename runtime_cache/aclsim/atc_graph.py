@@ -115,18 +115,24 @@ def apply_input_shapes(
     model: onnx.ModelProto,
     shapes: Mapping[str, Sequence[int]],
     ranges: Mapping[str, Sequence[Bounds]],
+    *,
+    has_gears: bool,
 ) -> list[TensorInfo]:
     """Checks `--input_shape` against the model and returns the inputs, with -1 for open dims.
 
     Raises:
         AtcError: E10016 unknown name, E10049 another rank, E10050 a size that contradicts the
-            model, E10001 an input left without a size or of a type the device does not know,
-            E10011 an input with a dim of 0.
+            model, E10001 an input left without a size or of a type the device does not know, or
+            a scalar that is not named beside gears, E10011 an input with a dim of 0.
     """
     inputs = model_inputs(model)
     for name in shapes:
         if name not in inputs:
             raise AtcError("E10016", f"--input_shape: the model has no input [{name}]")
+    for name, value in inputs.items():
+        if has_gears and name not in shapes and _known_dims(value) == []:
+            reason = f"beside gears, the scalar [{name}] must stand in --input_shape, as [{name}:]"
+            raise AtcError("E10001", reason)
     return [
         _input_info(value, shapes.get(name), ranges.get(name)) for name, value in inputs.items()
     ]

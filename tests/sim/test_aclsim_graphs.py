@@ -164,6 +164,12 @@ def test_scalars_beside_gears(tmp_path: Path) -> None:
     assert [gear.outputs for gear in header.gears] == [[[1], []], [[3], []]]
 
 
+def test_scalars_must_be_named_beside_gears(tmp_path: Path) -> None:
+    flags = ("--input_shape=x:-1", "--dynamic_batch_size=1,3")
+    with pytest.raises(AtcError, match=r"^E10001: beside gears, the scalar \[s\]"):
+        compile_om(tmp_path, flags, scalar_model())
+
+
 def test_branches_with_weights_of_their_own(tmp_path: Path) -> None:
     big = np.arange(1000, dtype=np.float32)
 
