@@ -12,6 +12,8 @@ import re
 SET_ENV = "`source <toolkit>/set_env.sh` in the environment of this process sets it"
 
 _MISSING_LIBRARY = re.compile(r"(?:^|[\s/])([\w.+-]+\.so[\w.]*): cannot open shared object file")
+#: How names of libraries begin that are known to be the driver's; it has more.
+_OF_DRIVER = ("libascend_hal", "libdrv", "libdcmi", "libdevmmap")
 _OF_PYTHON = re.compile(r"undefined symbol: _?Py")
 
 
@@ -43,13 +45,26 @@ def explain_import(text: str, missing_module: str | None) -> str:
         return f"PYTHONPATH does not lead to it, or CANN is not installed; {SET_ENV}"
     if "libascendcl" in text:
         return f"{text}: LD_LIBRARY_PATH is not set; {SET_ENV}"
-    if _OF_PYTHON.search(text):
+    if _OF_PYTHON.search(text) or "libpython" in text:
         return f"{text}: pyACL was built for another version of Python"
     if "undefined symbol" in text:
         return f"{text}: pyACL and the CANN libraries are of different releases"
     if "cannot open shared object file" in text:
-        return f"{text}: the NPU driver is not installed, or not mounted into this container"
+        return f"{text}: {_explain_library(missing_library(text) or '')}"
+    if "GLIBC" in text:
+        return f"{text}: this CANN was built for a newer operating system"
     return text
+
+
+def is_of_driver(library: str) -> bool:
+    """Whether a shared library comes with the NPU driver, not with CANN."""
+    return library.startswith(_OF_DRIVER)
+
+
+def _explain_library(library: str) -> str:
+    if is_of_driver(library):
+        return "the NPU driver is not installed, or not mounted into this container"
+    return "LD_LIBRARY_PATH does not lead to it, or CANN or the NPU driver is not whole"
 
 
 def explain_failure(error: BaseException) -> str:

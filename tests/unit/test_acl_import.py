@@ -39,6 +39,11 @@ def test_a_stranger_is_named_by_its_file() -> None:
         ("acl.so: undefined symbol: _PyThreadState_UncheckedGet", "another version of Python"),
         ("acl.so: undefined symbol: PyUnicode_AsUTF8", "another version of Python"),
         ("acl.so: undefined symbol: aclrtPyramid", "of different releases"),
+        ("libpython3.9.so.1.0: cannot open shared object file", "another version of Python"),
+        ("libascend_hal.so: cannot open shared object file", "not mounted into this container"),
+        ("libdcmi.so: cannot open shared object file", "not mounted into this container"),
+        ("libge_common.so: cannot open shared object file", "or the NPU driver is not whole"),
+        ("libc.so.6: version `GLIBC_2.34' not found", "for a newer operating system"),
     ],
 )
 def test_whose_symbol_is_missing(text: str, why: str) -> None:

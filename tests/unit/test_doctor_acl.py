@@ -95,6 +95,12 @@ def test_a_driver_library_that_is_not_there(maker: HostMaker) -> None:
     assert finding.remedy.startswith("Install the driver; in a container mount /usr/local/Ascend")
 
 
+def test_a_library_of_nobody_known(maker: HostMaker) -> None:
+    finding = failed(maker, "libge_common.so: cannot open shared object file: No such file")
+    assert "or CANN or the NPU driver is not whole" in finding.text
+    assert finding.remedy == "Run `source /usr/local/Ascend/ascend-toolkit/set_env.sh`."
+
+
 def test_releases_that_do_not_fit(maker: HostMaker) -> None:
     finding = failed(maker, "/x/acl.so: undefined symbol: aclrtNewThing")
     assert "pyACL and the CANN libraries are of different releases" in finding.text
@@ -123,7 +129,8 @@ def test_an_extension_for_another_interpreter(maker: HostMaker, name: str, other
 
 def test_an_extension_for_this_interpreter_that_is_not_found(maker: HostMaker) -> None:
     maker.env["PYTHONPATH"] = "/opt/a:/opt/b"
-    maker.add("/opt/b/acl.cpython-311-aarch64-linux-gnu.so")
+    maker.add("/opt/b/acl.cpython-39-aarch64-linux-gnu.so")
+    maker.add(f"{CANN}/python/site-packages/acl.cpython-311-aarch64-linux-gnu.so")
     finding = failed(maker, "No module named 'acl'", "ModuleNotFoundError", "acl")
     assert "PYTHONPATH does not lead to it" in finding.text
 

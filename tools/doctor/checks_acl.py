@@ -15,6 +15,7 @@ from runtime_cache.device.acl_import import (
     describe_failure,
     explain_import,
     explain_stranger,
+    is_of_driver,
     missing_library,
 )
 from tools.doctor.findings import Finding, ok, problem, sentence, warning
@@ -234,12 +235,12 @@ def _remedy(
         found = host.find_in(library_directories(toolkit, driver), library)
         if found is not None:
             return f"{library} is in {found}: export LD_LIBRARY_PATH={found}:$LD_LIBRARY_PATH"
-        if library != "libascendcl.so":
+        if is_of_driver(library):
             return (
                 "Install the driver; in a container mount /usr/local/Ascend/driver, and see that"
                 " its lib64/driver and lib64/common are in LD_LIBRARY_PATH."
             )
-    if "undefined symbol" in text:
+    if "undefined symbol" in text or "libpython" in text:
         return "Source the set_env.sh of one CANN only, with the Python it was made for."
     if missing is not None and missing != "acl":
         return f"Install {missing} into this virtual environment."
@@ -253,14 +254,13 @@ def _built_for_another(host: Host, toolkit: Installed | None) -> str | None:
     directories = host.paths("PYTHONPATH")
     if toolkit is not None:
         directories.append(os.path.join(toolkit.root, "python/site-packages"))
+    others = []
     for directory in directories:
-        for name in host.names_in(directory):
-            match = _TAGGED.fullmatch(name)
-            if match is None:
-                continue
-            if (int(match[1]), int(match[2])) != host.python[:2] or match[3] != host.machine:
-                return f"Python {match[1]}.{match[2]} on {match[3]} ({directory}/{name})"
-    return None
+        for match in filter(None, map(_TAGGED.fullmatch, host.names_in(directory))):
+            if (int(match[1]), int(match[2])) == host.python[:2] and match[3] == host.machine:
+                return None
+            others.append(f"Python {match[1]}.{match[2]} on {match[3]} ({directory}/{match[0]})")
+    return others[0] if others else None
 
 
 def _uninstall(pip: dict[str, str]) -> str:
