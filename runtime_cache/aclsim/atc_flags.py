@@ -147,4 +147,8 @@ def _help_lines(name: str, flag: Flag) -> list[str]:
     if flag.effect in ("refused", "no_true"):
         words += f" (not taken: {flag.why})"
     wrapped = textwrap.wrap(words, _HELP_WIDTH - len(_HELP_INDENT))
-    return [f"  {'--' + name:<32}{wrapped[0]}", *(_HELP_INDENT + line for line in wrapped[1:])]
+    head = f"  --{name}"
+    if len(head) >= len(_HELP_INDENT):
+        return [head, *(_HELP_INDENT + line for line in wrapped)]
+    first = head.ljust(len(_HELP_INDENT)) + wrapped[0]
+    return [first, *(_HELP_INDENT + line for line in wrapped[1:])]
