@@ -172,12 +172,13 @@ class StepProbe:
     def step(
         self, role: Role, gear: Gear, seconds: float, *, is_scattered: bool = True
     ) -> list[float]:
-        """Full steps of one gear: all rows, all fed tokens, all past slots.
+        """Full steps of one gear: all rows, all fed tokens, as many past slots as a sequence has.
 
         Args:
             is_scattered: the past lies all over the pool, in no order; else in a row.
         """
-        past = self._scattered(gear.past) if is_scattered else self._in_a_row(gear.past)
+        num_past = min(gear.past, self._gears.max_model_len - gear.chunk)
+        past = self._scattered(num_past) if is_scattered else self._in_a_row(num_past)
         rows = tuple(
             self._row(past, self._slots(index * gear.chunk, gear.chunk), wants_logits=True)
             for index in range(gear.batch)

@@ -138,7 +138,7 @@ class Report:
         queued, done = (figure(times_s, _MICRO, count) for times_s in times)
         entry = {"copies": count, "bytes": row_bytes, "queued_us": queued, "done_us": done}
         self._found["small_copies"].append(entry)
-        what = f"{count} moves of {row_bytes} bytes, each"
+        what = f"moves of {row_bytes} bytes, {count} before a wait: each"
         self._say_figure(f"{what} queued in", queued, "µs")
         self._say_figure(f"{what} done in", done, "µs")
 
