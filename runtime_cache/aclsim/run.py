@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import faulthandler
 import gc
 import importlib.machinery
 import json
@@ -23,8 +22,9 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn, get_args
 
 from om_models.socs import SOCS
-from runtime_cache.aclsim import misuse, settings, stand_in
+from runtime_cache.aclsim import misuse, settings, watcher
 from runtime_cache.aclsim.ledger import Misuse, ledger
+from runtime_cache.aclsim.module import acl_modules
 from runtime_cache.aclsim.process import this_process
 from runtime_cache.config import parse_bytes
 from runtime_cache.errors import ConfigError
@@ -47,9 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"run: {error}", file=sys.stderr)
         return 2
     before = set(sys.modules)
-    stand_in.install()
-    if not faulthandler.is_enabled():
-        faulthandler.enable()  # where a program dies that follows a device address
+    sys.modules.update(acl_modules())
+    watcher.watch()  # for programs that follow a device address
     ended = _run(options.program, options.args, code)
     _end_of_process(before)
     ended = _with_report(ended, options)
