@@ -188,6 +188,7 @@ def test_a_configuration_that_is_wrong(maker: HostMaker, tmp_path: Path) -> None
     assert found["config"].status == "problem"
     assert "did you mean cache.block_size?" in found["config"].text
     assert "rtcached --config FILE --check-config" in found["config"].remedy
+    assert found["socket"].status == "skipped"
 
 
 def test_a_device_that_is_no_name(maker: HostMaker, tmp_path: Path) -> None:

@@ -167,8 +167,10 @@ def _read_om(path: Path) -> tuple[OmFileHeader | None, Finding]:
     """The header, or the finding that there is none."""
     try:
         header = read_om_header(path)
-    except (OmHeaderError, OSError) as error:
-        return None, problem("om", f"{error}.", _AGAIN)
+    except OmHeaderError as error:
+        return None, problem("om", f"{error.message}.", _AGAIN)
+    except OSError as error:
+        return None, problem("om", f"{path} cannot be read: {error.strerror}.", _AGAIN)
     return header, problem("om", f"{path} is no .om of a real SoC.", _AGAIN)
 
 

@@ -90,7 +90,8 @@ def examine(host: Host, request: Request) -> Examined:
     Raises:
         ConfigError: the device's name in the request is none.
     """
-    config, about_config = _load_config(host, request)
+    loaded, about_config = _load_config(host, request)
+    config = loaded or Config()
     path = request.bundle or (Path(config.model.bundle) if config.model.bundle else None)
     manifest, about_bundle = _load_bundle(path, request)
     named = request.device or config.device.device or None
@@ -114,18 +115,19 @@ def examine(host: Host, request: Request) -> Examined:
     findings += [*about_config, *about_bundle]
     if path is not None and manifest is not None:
         findings += _look_at_bundle(path, manifest, card, toolkit, host, is_sim=is_sim)
-    findings += _look_at_service(host, request, config, is_sim=is_sim)
+    findings += _look_at_service(host, request, loaded, is_sim=is_sim)
     if any(finding.check == "nodes" for finding in findings):
         findings.append(check_log_directory(host))
     return Examined(device, findings)
 
 
-def _load_config(host: Host, request: Request) -> tuple[Config, list[Finding]]:
+def _load_config(host: Host, request: Request) -> tuple[Config | None, list[Finding]]:
+    """The configuration, or None if it is wrong."""
     try:
         config = options.load(request.config, env=host.env).config
     except ConfigError as error:
         remedy = "Correct it; `rtcached --config FILE --check-config` checks it again."
-        return Config(), [problem("config", sentence(error.message), remedy)]
+        return None, [problem("config", sentence(error.message), remedy)]
     if request.config is None:
         return config, [skipped("config", "No configuration was named: --config FILE.")]
     return config, [ok("config", f"{request.config} is right.")]
@@ -248,9 +250,11 @@ def _look_at_bundle(
 
 
 def _look_at_service(
-    host: Host, request: Request, config: Config, *, is_sim: bool
+    host: Host, request: Request, config: Config | None, *, is_sim: bool
 ) -> Iterator[Finding]:
-    if request.config is None and "RTCACHE_IPC_ENDPOINT" not in host.env:
+    if config is None:
+        yield skipped("socket", "Where the daemon listens is not known before that is corrected.")
+    elif request.config is None and "RTCACHE_IPC_ENDPOINT" not in host.env:
         yield skipped("socket", "Where the daemon listens is not known: --config FILE.")
     else:
         yield from check_sockets(host, config)

@@ -75,17 +75,23 @@ def _has_colours() -> bool:
 def _om(args: argparse.Namespace) -> int:
     try:
         report = read_om_file(args.file)
-    except (BundleError, OSError) as error:
-        if args.json:
-            print(encode({"file": str(args.file), "error": str(error)}))
-        print(f"rtcache-doctor: {error}", file=sys.stderr)
-        return EXIT_PROBLEMS
+    except BundleError as error:
+        return _no_om(args, error.message)
+    except OSError as error:
+        return _no_om(args, f"{args.file} cannot be read: {error.strerror}")
     if args.json:
         print(encode({"file": str(args.file), "kind": report.kind, **report.facts}), flush=True)
     else:
         lines = [f"{args.file}:", *report.lines]
         print("\n".join(part for line in lines for part in wrap(line)), flush=True)
     return EXIT_OK
+
+
+def _no_om(args: argparse.Namespace, why: str) -> int:
+    if args.json:
+        print(encode({"file": str(args.file), "error": why}), flush=True)
+    print(f"rtcache-doctor: {why}", file=sys.stderr)
+    return EXIT_PROBLEMS
 
 
 def _parser() -> argparse.ArgumentParser:
