@@ -13,7 +13,7 @@ from runtime_cache.errors import BundleError, ConfigError
 from tools.doctor.examine import Request, examine
 from tools.doctor.host import this_host
 from tools.doctor.om_file import read_om_file
-from tools.doctor.report import as_json, encode, render, wrap
+from tools.doctor.report import as_json, encode, printable, render, wrap
 
 EXIT_OK = 0
 EXIT_PROBLEMS = 1
@@ -90,7 +90,7 @@ def _om(args: argparse.Namespace) -> int:
 def _no_om(args: argparse.Namespace, why: str) -> int:
     if args.json:
         print(encode({"file": str(args.file), "error": why}), flush=True)
-    print(f"rtcache-doctor: {why}", file=sys.stderr)
+    print(f"rtcache-doctor: {printable(why)}", file=sys.stderr)
     return EXIT_PROBLEMS
 
 

@@ -82,7 +82,7 @@ def wrap(text: str, width: int = WIDTH) -> list[str]:
     """Lines of a text; a path or option is never cut, so it may stand out."""
     indent = "   " if text.startswith(_ARROW) else ""
     lines = textwrap.wrap(
-        _printable(text),
+        printable(text),
         width,
         subsequent_indent=indent,
         break_long_words=False,
@@ -91,6 +91,6 @@ def wrap(text: str, width: int = WIDTH) -> list[str]:
     return lines or [""]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without what could steer a terminal: texts come from files and other programs."""
     return "".join(c if c.isprintable() else " " for c in text)
