@@ -137,14 +137,16 @@ def compile_model(options: AtcOptions) -> Path:
         trial = TrialRuns(model, weights, options.model.parent, inputs)
         shapes = _compile_shapes(model, inputs, trial, options)
         header = _header(model, options, shapes, store, has_atc_rules=keeps_rules)
-        return _write(model, header, store, options)
+        target = _write(model, header, store, options)
     except OSError as error:
-        external.remove()
+        external.undo()
         reason = f"cannot write [{options.output}]: {error}"
         raise AtcError("E10001", f"--output: {reason}") from error
     except BaseException:
-        external.remove()
+        external.undo()
         raise
+    external.keep()
+    return target
 
 
 def _check_rules(model: onnx.ModelProto, options: AtcOptions) -> bool:

@@ -135,7 +135,7 @@ def section_chunks(placed: Iterable[tuple[int, Weight]]) -> Iterator[bytes]:
 
 
 class ExternalWeights:
-    """Files of weights beside an `.om`; removed again unless kept.
+    """Files of weights beside an `.om`: all kept, or all as before.
 
     Args:
         directory: of the `.om`.
@@ -146,6 +146,7 @@ class ExternalWeights:
         self._directory = directory
         self._name = name
         self._made: list[Path] = []
+        self._replaced: dict[Path, Path] = {}
         self.files: dict[str, ExternalFile] = {}
 
     def write_each(self, weights: Iterable[Weight]) -> None:
@@ -186,12 +187,25 @@ class ExternalWeights:
             self.files[name] = ExternalFile(name, end)
 
     def _publish(self, temporary: Path, path: Path) -> None:
-        if not path.exists():
+        """Gives a new file its name; an older one waits until it is known which of both stays."""
+        if path in self._made or path in self._replaced:  # the same contents, a moment ago
+            temporary.unlink()
+            return
+        if path.exists():
+            self._replaced[path] = path.rename(temporary.with_suffix(".old"))
+        else:
             self._made.append(path)
-        temporary.replace(path)
+        temporary.rename(path)
 
-    def remove(self) -> None:
-        """Takes back what was made here; files that were there before stay."""
+    def keep(self) -> None:
+        """The new files stay."""
+        for old in self._replaced.values():
+            old.unlink()
+
+    def undo(self) -> None:
+        """All is as before."""
+        for path, old in self._replaced.items():
+            old.replace(path)
         for path in reversed(self._made):
             if path.is_dir():
                 path.rmdir()

@@ -443,13 +443,24 @@ def test_a_refused_model_leaves_no_weights_behind(tmp_path: Path, kind: str) -> 
     with pytest.raises(AtcError):
         compile_om(tmp_path, flags, model)
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
-    # Files that another compilation made stay.
+    # Files that another compilation made stay as they are.
     path = compile_om(tmp_path, flags, equal_weights())
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(np.ones(1000, np.float32), tensor.name))
     before = sorted(each.name for each in tmp_path.rglob("*"))
     with pytest.raises(AtcError):
         compile_om(tmp_path, flags, model)
     assert sorted(each.name for each in tmp_path.rglob("*")) == before
-    run_om(path, np.zeros(1000, np.float32))
+    (y,) = run_om(path, np.zeros(1000, np.float32))
+    assert (np.frombuffer(y, np.float32) == 3 * np.arange(1000) + 1).all()
+
+
+@pytest.mark.parametrize("kind", ["1", "2"])
+def test_compiling_again_replaces_weights_and_leaves_no_others(tmp_path: Path, kind: str) -> None:
+    for _ in range(2):
+        compile_om(tmp_path, (f"--external_weight={kind}",), equal_weights())
+    files = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == (4 if kind == "1" else 3)
 
 
 def test_external_data_of_the_model_in_a_directory_and_in_attributes(tmp_path: Path) -> None:
