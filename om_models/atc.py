@@ -129,8 +129,17 @@ def _joined(dims: Sequence[int]) -> str:
     return ",".join(map(str, dims))
 
 
-def shell_script(target: Target, command_lines: Sequence[Sequence[str]]) -> str:
-    """What `--export-only` leaves for another host: the command lines, run from their directory."""
+def shell_script(
+    target: Target,
+    command_lines: Sequence[Sequence[str]],
+    variables: Mapping[str, str] | None = None,
+) -> str:
+    """What `--export-only` leaves for another host: the command lines, run from their directory.
+
+    Args:
+        variables: of the environment, to be set before.
+    """
     program = ["atc"] if target == "ascend" else ["python3", *SOFTWARE_ATC]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in (variables or {}).items()]
     lines = [shlex.join([*program, *arguments]) for arguments in command_lines]
-    return "\n".join(["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *lines, ""])
+    return "\n".join(["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *exports, *lines, ""])

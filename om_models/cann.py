@@ -186,7 +186,8 @@ def check_python(cann: Cann) -> None:
         python = shutil.which("python3", path=cann.environment.get("PATH", ""))
         names = " ".join(f"'{name}'" if "*" in name else name for name in missing)
         raise ConversionError(
-            f"ATC compiles with {python}, which lacks: {', '.join(missing)}\n"
+            f"ATC compiles with {python} (this program's own virtual environment is left out),"
+            f" which lacks: {', '.join(missing)}\n"
             f"install them there: {python} -m pip install {names}\n"
             "(--no-python-check starts atc all the same)"
         )

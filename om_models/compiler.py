@@ -95,7 +95,7 @@ def find_compiler(target: Target, options: CompilerOptions | None = None) -> Com
         notes.append("no file of this CANN says its release: --cann-release has options checked")
     return Compiler(
         command=(str(cann.atc),),
-        environment={**cann.environment, **_LOG_TO_STDOUT, **_job_variables(options.jobs)},
+        environment={**cann.environment, **_LOG_TO_STDOUT, **job_variables(options.jobs)},
         release=release,
         name=cann.describe(),
         notes=tuple(notes),
@@ -150,7 +150,8 @@ def find_compiled(directory: Path, om: OmFile) -> Path | None:
     return found[0] if found else None
 
 
-def _job_variables(jobs: int | None) -> dict[str, str]:
+def job_variables(jobs: int | None) -> dict[str, str]:
+    """Variables by which ATC compiles so many operators at a time; none for its own default."""
     return {} if jobs is None else dict.fromkeys(_JOB_VARIABLES, str(jobs))
 
 

@@ -25,12 +25,20 @@ from om_models.bundle import (
     read_manifest,
     seal,
 )
-from om_models.compiler import Compiler, CompilerOptions, find_compiled, find_compiler
+from om_models.compiler import (
+    Compiler,
+    CompilerOptions,
+    find_compiled,
+    find_compiler,
+    job_variables,
+)
 from om_models.compiling import ONNX_NAME, Compilation
 from om_models.graph import GraphOptions
 from om_models.manifest import FORMAT, MANIFEST_NAME, Manifest
+from om_models.memory_plan import plan_memory, warnings
 from om_models.plan import ConvertOptions, Plan, Target, make_plan, plan_of
 from om_models.sources import ModelSource, open_source, source_defaults
+from om_models.spec import ModelSpec
 from om_models.staging import staged_directory
 from om_models.tokenizer import TokenizerSource
 from om_models.work_directory import (
@@ -54,11 +62,13 @@ class Run:
         compiler: how it is found.
         is_fresh: throw away what an earlier run has kept for the same output.
         on_compiler: told which compiler was found, before any work.
+        on_note: told what may go wrong later, before any work; sentences.
     """
 
     compiler: CompilerOptions = field(default_factory=CompilerOptions)
     is_fresh: bool = False
     on_compiler: Callable[[Compiler], None] = lambda compiler: None
+    on_note: Callable[[str], None] = lambda note: None
 
     def find_compiler(self, target: Target) -> Compiler:
         """The compiler for a target.
@@ -68,6 +78,8 @@ class Run:
         """
         compiler = find_compiler(target, self.compiler)
         self.on_compiler(compiler)
+        for note in compiler.notes:
+            self.on_note(note)
         return compiler
 
 
@@ -112,7 +124,7 @@ def convert(
         work_directory(output, key, is_kept=_is_kept(options.target)) as work,
         staged_directory(output, MANIFEST_NAME) as staging,
     ):
-        draft = _export_for(source, options, work, reporter, compiler)
+        draft = _export_for(source, options, work, reporter, run, compiler.release)
         compilation = Compilation(work.export, draft, work, compiler)
         manifest = _finish(compilation, staging, reporter)
     return Bundle(output, manifest)
@@ -130,12 +142,12 @@ def export_only(
     Raises:
         ConversionError, BundleError: as `convert`; nothing is kept.
     """
-    release = (run or Run()).compiler.release
+    run = run or Run()
     with staged_directory(output, DRAFT_NAME) as staging:
-        draft = _write_export(source, options, staging, reporter, release)
+        draft = _write_export(source, options, staging, reporter, run, run.compiler.release)
         draft = seal(staging, draft, DRAFT_NAME)
         # After the seal: whoever runs the script may well add options of ATC to it.
-        (staging / SCRIPT_NAME).write_text(_script(draft), "utf-8")
+        (staging / SCRIPT_NAME).write_text(_script(draft, run.compiler.jobs), "utf-8")
     return draft
 
 
@@ -188,7 +200,8 @@ def _export_for(
     options: ConvertOptions,
     work: WorkDirectory,
     reporter: Reporter,
-    compiler: Compiler,
+    run: Run,
+    release: Release | None,
 ) -> Manifest:
     """The export in the work directory: an earlier run's if it is whole, or a new one."""
     if work.has_export:
@@ -201,7 +214,7 @@ def _export_for(
             return draft
     fresh = work.root / "new"
     fresh.mkdir()
-    draft = _write_export(source, options, fresh, reporter, compiler.release)
+    draft = _write_export(source, options, fresh, reporter, run, release)
     if _is_kept(options.target):
         seal(fresh, draft, DRAFT_NAME)
     fresh.rename(work.export)
@@ -231,6 +244,7 @@ def _write_export(
     options: ConvertOptions,
     directory: Path,
     reporter: Reporter,
+    run: Run,
     release: Release | None,
 ) -> Manifest:
     with open_source(source, directory) as model:
@@ -238,12 +252,14 @@ def _write_export(
         check_soc_version(plan.target, plan.soc_version)
         check_arguments(plan, model.spec, release)
         reporter.planned(plan, model.label)
+        for note in _memory_notes(plan, model.spec):
+            run.on_note(note)
         reporter.stage("tokenizer")
         tokenizer = model.tokenizer()
         tokenizer.save(directory / TOKENIZER_NAME)
         reporter.stage("weights and graph")
         graph_options = GraphOptions(
-            plan.dtype, plan.index_dtype, plan.kv, plan.gears.max_model_len
+            plan.dtype, plan.index_dtype, plan.kv, plan.gears.max_model_len, plan.mlp_scale
         )
         weights_digest = model.write_graph(graph_options, directory / ONNX_NAME, reporter.progress)
         return _draft(model, plan, tokenizer, weights_digest)
@@ -270,12 +286,18 @@ def _draft(
         files={},
         made_by={"runtime-cache": runtime_cache.__version__, "onnx": onnx.__version__},
         atc_options=plan.atc_options,
+        mlp_scale=plan.mlp_scale,
     )
 
 
-def _script(draft: Manifest) -> str:
+def _memory_notes(plan: Plan, spec: ModelSpec) -> list[str]:
+    """What the device will not hold, before hours are spent on it."""
+    return warnings(plan_memory(plan, spec)) if plan.target == "ascend" else []
+
+
+def _script(draft: Manifest, jobs: int | None) -> str:
     lines = [atc_arguments(draft, om, ONNX_NAME, Path(om.path).stem) for om in draft.oms]
-    return shell_script(draft.target, lines)
+    return shell_script(draft.target, lines, job_variables(jobs))
 
 
 def _read_export(export: Path, reporter: Reporter) -> Manifest:

@@ -410,6 +410,22 @@ def test_options_that_are_refused_before_any_work(
     assert (left_in(output.parent), tree.runs) == ([], [])
 
 
+def test_a_plan_that_does_not_fit_is_noted_before_the_work(
+    tree: CannTree, source: Path, output: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = ("--target", "ascend", "--soc-version", "Ascend310B4", "--kv-capacity", "5GiB")
+    assert main([str(source), "--output", str(output), *words]) == 0
+    told = said(capsys)
+    assert "note: 1.3" in told
+    assert "too much for Ascend310B4: --kv-capacity" in told
+    assert told.index("note: ") < told.index("weights and graph")
+
+
+def test_jobs_stand_in_the_script_of_an_export(tree: CannTree, source: Path, output: Path):
+    assert convert(source, output, "--export-only", "--compile-jobs", "2") == 0
+    assert "export MAX_COMPILE_CORE_NUMBER=2\n" in (output / "atc.sh").read_text()
+
+
 def test_an_older_cann_than_the_table(
     tmp_path: Path, tree: CannTree, source: Path, output: Path, capsys: pytest.CaptureFixture[str]
 ):

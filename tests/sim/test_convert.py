@@ -406,6 +406,16 @@ def test_sizes(checkpoint: Path, tmp_path: Path, text: str, num_slots: int):
         ["--from-export", "--gears", GEARS],
         ["--from-export", "--target", "sim"],
         ["--dtype", "int8"],
+        ["--dtype", "bf16"],
+        ["--gears"],
+        ["--atc-option", "log"],
+        ["--atc-option", "=info"],
+        ["--compile-jobs", "0"],
+        ["--compile-jobs", "33"],
+        ["--cann-release", "latest"],
+        ["--external-weight", "3"],
+        ["--from-export", "--external-weight", "0"],
+        ["--from-export", "--atc-option", "log=info"],
     ],
 )
 def test_wrong_arguments_stop_at_once(tmp_path: Path, arguments: list[str]):

@@ -94,6 +94,11 @@ def test_the_script_quotes_what_the_shell_would_split():
     ]
 
 
+def test_the_script_sets_what_the_compiler_needs():
+    lines = shell_script("ascend", [["--x=1"]], {"TE_PARALLEL_COMPILER": "1"}).splitlines()
+    assert lines[3:] == ["export TE_PARALLEL_COMPILER=1", "atc --x=1"]
+
+
 def test_the_script_calls_the_compiler_of_its_target():
     line = shell_script("sim", [["--model=m.onnx"]]).splitlines()[3]
     assert line == "python3 -m runtime_cache.aclsim atc --model=m.onnx"

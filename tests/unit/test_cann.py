@@ -123,6 +123,22 @@ def test_the_environment_is_that_of_a_clean_shell(tree: CannTree):
     assert found["PATH"] == f"{tree.home}/bin:{PATH}"
 
 
+def test_the_environment_to_the_last_variable(tree: CannTree):
+    environ = {"PATH": PATH, "HOME": "/home/me", "LD_LIBRARY_PATH": "/opt/lib", "EDITOR": "ed"}
+    found = dict(find_cann(tree.home, environ).environment)
+    for name in ("PWD", "OLDPWD", "SHLVL", "_"):  # the shell's own
+        found.pop(name, None)
+    assert found == {
+        "HOME": "/home/me",
+        "PATH": f"{tree.home}/bin:{PATH}",
+        "LD_LIBRARY_PATH": f"{tree.home}/lib64:/opt/lib",
+        "PYTHONPATH": f"{tree.home}/python/site-packages:",
+        "ASCEND_HOME_PATH": str(tree.home),
+        "ASCEND_TOOLKIT_HOME": str(tree.home),
+        "ASCEND_OPP_PATH": f"{tree.home}/opp",
+    }
+
+
 def test_our_virtual_environment_stays_outside(tree: CannTree, tmp_path: Path):
     environ = {
         "PATH": f"{tmp_path}/venv/bin:{sys.prefix}/bin:{PATH}",
@@ -219,7 +235,8 @@ def test_a_package_that_is_missing_is_named(tree: CannTree, name: str):
     with pytest.raises(ConversionError) as caught:
         check_python(found)
     said = caught.value.message
-    assert f"{tree.home}/bin/python3, which lacks: {PYTHON_MODULES[name]}\n" in said
+    assert said.startswith(f"ATC compiles with {tree.home}/bin/python3 (")
+    assert f", which lacks: {PYTHON_MODULES[name]}\n" in said
     assert "-m pip install" in said
     assert "--no-python-check" in said
 
