@@ -46,6 +46,10 @@ NAMED: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("leak", r"2 device allocations were never freed \(808 bytes\)"),
         ],
     ),
+    "lets_bytes_go": (
+        "",
+        [("dangling", r"acl\.util\.bytes_to_ptr got bytes that nothing else holds")],
+    ),
     "mixed_runs": (
         "execute_async returned 500002",
         [("bad_call", r"acl\.mdl\.execute_async -> 500002: .*mix execute")],
@@ -69,6 +73,15 @@ NAMED: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "reads_device_address": (
         "b''",
         [("bad_call", r"acl\.util\.ptr_to_bytes .*not readable from the host")],
+    ),
+    "reads_pinned_too_early": (
+        "40",
+        [
+            (
+                "unsynchronised_read",
+                r"acl\.util\.ptr_to_bytes reads 40 bytes .* which a queued acl\.rt\.memcpy_async",
+            )
+        ],
     ),
     "reads_too_early": (
         "nan",
