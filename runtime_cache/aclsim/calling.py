@@ -228,7 +228,10 @@ def _result_shape(failed: tuple[object, ...], plain: object) -> _ResultShape:
         return _ResultShape(lambda value: value, lambda code: deepcopy(plain))
     if not failed:
         return _ResultShape(lambda value: SUCCESS, lambda code: code)
-    on_failure = lambda code: (*deepcopy(failed), code)  # noqa: E731
+
+    def on_failure(code: int) -> tuple[object, ...]:
+        return *deepcopy(failed), code
+
     if len(failed) == 1:
         return _ResultShape(lambda value: (value, SUCCESS), on_failure)
     return _ResultShape(lambda values: (*values, SUCCESS), on_failure)

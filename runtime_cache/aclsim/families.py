@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
+from runtime_cache.aclsim.ledger import ledger
+
 #: Family -> what it is for.
 FAMILIES = {
     "op": "operators run one by one",
@@ -31,10 +33,11 @@ class Family(ModuleType):
 
 
 def _absent(full_name: str, purpose: str) -> Callable[..., NoReturn]:
+    sentence = f"{full_name} is not in the software device: it runs models, and has no {purpose}"
+
     def call(*args: Any, **keywords: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"{full_name} is not in the software device: it runs models, and has no {purpose}"
-        )
+        ledger.note_misuse(sentence)
+        raise NotImplementedError(sentence)
 
     call.__name__ = call.__qualname__ = full_name
     return call

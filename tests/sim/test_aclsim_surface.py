@@ -10,7 +10,7 @@ from types import FunctionType, ModuleType
 import pytest
 
 import runtime_cache.aclsim as aclsim
-from runtime_cache.aclsim import faults
+from runtime_cache.aclsim import faults, inspect
 from runtime_cache.aclsim.calling import RELEASES_GIL
 from runtime_cache.aclsim.families import FAMILIES
 from runtime_cache.aclsim.module import acl_modules
@@ -84,6 +84,7 @@ def test_a_family_that_is_absent_says_so_at_the_first_call(name: str) -> None:
     family = getattr(aclsim, name)
     with pytest.raises(NotImplementedError, match=rf"^acl\.{name}\.create is not in the software "):
         family.create(1, 2)
+    assert inspect.report().misuses[-1].startswith(f"acl.{name}.create is not in the software ")
     with pytest.raises(AttributeError, match="_private"):
         _ = family._private
     assert f"acl.{name}" in MODULES
