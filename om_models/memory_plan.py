@@ -155,8 +155,8 @@ def workspace_bytes(spec: ModelSpec, dtype: str, kv: KvSpec, gear: Gear) -> int:
 
     What lives as long as the graph runs, and the largest of what lives for a while: the attention
     of one layer, its MLP, the logits. It takes for granted that memory of dead values is used
-    again: 1.3 to 1.7 times the least that the exported graph needs (`test_workspace_estimate`). How ATC
-    plans is not known; the `.om` says what it asks for.
+    again: 1.3 to 1.7 times the least that the exported graph needs (tests: workspace_estimate).
+    How ATC plans is not known; the `.om` says what it asks for.
     """
     batch, fed, all_slots = gear.batch, gear.chunk, gear.past + gear.chunk
     item, num_fed = _ITEM_BYTES[dtype], batch * fed

@@ -1,5 +1,5 @@
-"""The plan's workspace estimate against the exported graph: the largest sum of values alive at once,
-node by node, with memory of dead values used again and reshapes free. ATC may plan otherwise."""
+"""The plan's workspace estimate against the exported graph: the most that is alive at one node, if
+memory of dead values is used again and reshapes are free. ATC may plan otherwise."""
 
 from __future__ import annotations
 
