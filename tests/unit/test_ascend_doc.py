@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import convert_model
 from tools.bench import main as bench
+from tools.convert_arguments import parse_arguments
 from tools.doctor import main as doctor
 
 TESTS = Path(__file__).parents[1]
@@ -91,4 +91,4 @@ def test_the_commands_are_taken() -> None:
         elif command[0] == "rtcache-doctor":
             assert doctor._parser().parse_args(words).device == "npu:0"
     ((command,),) = [re.findall(r"`rtcache-convert (MODEL [^`]*)`", TEXT)]
-    assert convert_model._parser().parse_args(command.split()).soc_version == "Ascend310P3"
+    assert parse_arguments(command.split()).soc_version == "Ascend310P3"
