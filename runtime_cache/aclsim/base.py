@@ -33,12 +33,13 @@ _NO_VERSION = {
 def init(config_path: str = "") -> None:
     """Starts ACL. The first call fixes the settings; repeats give 100002 and are harmless.
 
-    Of a configuration file, `err_msg_mode` has an effect; other keys leave a sentence that says
-    they have none. 100003 for a file that is not there, 100006 for one that is no JSON object; a
-    repeat with a file that says something else is 100000.
+    Of a configuration file, `err_msg_mode` and `defaultDevice` have an effect; other keys leave a
+    sentence that says they have none. 100003 for a file that is not there, 100006 for one that is
+    no JSON object; a repeat with a file that says something else is 100000.
     """
     process = this_process()
     asked = init_config.read(config_path)
+    default_device = init_config.default_device(asked)
     if process.num_inits and config_path and asked != process.init_config:
         raise AclFailure(codes.INVALID_PARAM, f"acl.init had another configuration: {config_path}")
     if process.num_inits == 0:
@@ -46,7 +47,7 @@ def init(config_path: str = "") -> None:
     process.num_inits += 1
     if process.num_inits > 1:
         raise AclFailure(codes.REPEAT_INITIALIZE, "acl.init was called before")
-    process.init_config = asked
+    process.init_config, process.default_device_id = asked, default_device
     init_config.apply(asked)
 
 

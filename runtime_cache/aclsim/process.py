@@ -157,6 +157,7 @@ class Process:
         self.exceptions = ExceptionCallback()
         self.timeouts = Timeouts()
         self.init_config: dict[str, Any] = {}
+        self.default_device_id: int | None = None
 
     def start(self, config: settings.SimSettings) -> None:
         """Fixes the settings: the first `acl.init`."""
@@ -264,13 +265,30 @@ def set_current(context: Context | None) -> None:
     _current.context = context
 
 
+def open_device(device_id: int) -> Context:
+    """Opens a device once more; its default context is the calling thread's from now on.
+
+    Raises:
+        AclFailure: as `Process.device`.
+    """
+    device = _process.device(device_id)
+    with _process.lock:
+        device.num_users += 1
+        if device.default_context is None:
+            device.default_context = _process.new_context(device)
+        set_current(device.default_context)
+        return device.default_context
+
+
 def current_context() -> Context:
-    """The calling thread's context.
+    """The calling thread's context; the default device's, if `acl.init` was told of one.
 
     Raises:
         AclFailure: 107002 if it has none or it is gone; the sticky code if the device is lost.
     """
     context = _current.context
+    if context is None and _process.default_device_id is not None:
+        context = open_device(_process.default_device_id)
     if context is None or not context.is_alive:
         what = "has no context" if context is None else "holds a context that was destroyed"
         raise AclFailure(codes.RT_CONTEXT_NULL, f"thread {threading.current_thread().name} {what}")

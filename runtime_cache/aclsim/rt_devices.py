@@ -12,6 +12,7 @@ from runtime_cache.aclsim.process import (
     Context,
     Device,
     current_context,
+    open_device,
     set_current,
     this_process,
 )
@@ -35,13 +36,7 @@ def get_device_count() -> int:
 @acl_function("i")
 def set_device(device_id: int) -> None:
     """Opens a device once more and makes its default context current in this thread."""
-    process = this_process()
-    device = process.device(device_id)
-    with process.lock:
-        device.num_users += 1
-        if device.default_context is None:
-            device.default_context = process.new_context(device)
-        set_current(device.default_context)
+    open_device(device_id)
 
 
 @acl_function("i")

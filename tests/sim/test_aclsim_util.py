@@ -285,6 +285,29 @@ def test_keys_without_an_effect_are_named(tmp_path: Path) -> None:
     assert acl.get_recent_err_msg() == "acl.init: 'dump' has no effect in the software device"
 
 
+def test_a_default_device_is_set_by_the_first_call_of_a_thread_that_needs_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "acl.json"
+    path.write_text('{"defaultDevice": {"default_device": "1"}}')
+    with fresh_process(device_count=2):
+        assert restarted(str(path)) == 0
+        assert other_thread(acl.rt.get_device) == (1, 0)
+        assert acl.rt.get_device() == (0, 0)  # this thread has set one itself
+        assert other_thread(lambda: acl.rt.reset_device(1)) == 0
+        assert acl.rt.reset_device(1) == 107000
+
+
+@pytest.mark.parametrize(
+    "value", ["0", {}, {"default_device": 0}, {"default_device": "-1"}], ids=str
+)
+def test_a_default_device_that_is_not_understood_is_refused(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "acl.json"
+    path.write_text(json.dumps({"defaultDevice": value}))
+    assert restarted(str(path)) == 100000
+    assert acl.init() == 0
+
+
 def test_references_are_counted_down() -> None:
     assert acl.init() == 100002
     assert acl.finalize_reference() == (1, 0)
