@@ -43,12 +43,15 @@ class GraphOptions:
             float32.
         index_dtype: of ids, positions and slots.
         max_model_len: rows of the rotary tables.
+        mlp_scale: a power of two by which up_proj, and so all that follows up to the residual
+            stream, is kept smaller: room for activations that float16 cannot hold.
     """
 
     dtype: Literal["float16", "float32"]
     index_dtype: Literal["int32", "int64"]
     kv: KvSpec
     max_model_len: int
+    mlp_scale: int = 1
 
 
 def write_llama(
@@ -130,13 +133,16 @@ class _ModelGraph:
         mixed = self._attention(layer, query, key, value)
         hidden = self._add_to("attention_sum", hidden, self._linear(mixed, layer, _OUTPUT))
         normed = self._rms_norm("mlp_norm", hidden, layer_name(layer, _MLP_NORM))
-        return self._add_to("mlp_sum", hidden, self._mlp(layer, normed)), key, value
+        mlp, scale = self._mlp(layer, normed), self._options.mlp_scale
+        return self._add_to("mlp_sum", hidden, mlp, scale), key, value
 
-    def _add_to(self, island: str, hidden: str, addend: str) -> str:
-        """The residual stream with a part's result added; the stream is float32 in every graph."""
-        addend = self._to_float32(addend)
-        with self._w.scope(island):
-            return self._w.op("Add", hidden, addend)
+    def _add_to(self, island: str, hidden: str, addend: str, scale: int = 1) -> str:
+        """The residual stream, float32 in every graph, with `scale` times a part's result added."""
+        w, addend = self._w, self._to_float32(addend)
+        with w.scope(island):
+            if scale != 1:
+                addend = w.op("Mul", addend, w.constant(np.array(scale, dtype=np.float32)))
+            return w.op("Add", hidden, addend)
 
     def _attention(self, layer: int, query: str, key: str, value: str) -> str:
         """Fed tokens attend to past and fed ones: q [B, S, H, D] → [B, S, H·D].
@@ -207,12 +213,15 @@ class _ModelGraph:
         w = self._w
         gate = self._linear(x, layer, "mlp.gate_proj")
         silu = w.op("Mul", gate, w.op("Sigmoid", gate))
-        gated = w.op("Mul", silu, self._linear(x, layer, "mlp.up_proj"))
+        up = self._linear(x, layer, "mlp.up_proj", factor=1 / self._options.mlp_scale)
+        gated = w.op("Mul", silu, up)
         return self._linear(gated, layer, "mlp.down_proj")
 
-    def _linear(self, x: str, layer: int, part: str) -> str:
+    def _linear(self, x: str, layer: int, part: str, *, factor: float = 1) -> str:
+        """A projection, its weights multiplied by a power of two."""
         name = layer_name(layer, part)
-        return self._w.op("MatMul", x, self._w.weight(name, self._load(name), is_transposed=True))
+        stored = self._w.weight(name, self._load(name), is_transposed=True, factor=factor)
+        return self._w.op("MatMul", x, stored)
 
     def _projected(self, x: str, layer: int, which: Literal["q", "k", "v"]) -> str:
         """q, k or v of every head, before rotation [B, S, heads·D]."""

@@ -103,6 +103,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         chat_template: Jinja source, or None.
         files: every file of the bundle but the manifest, by relative path.
         made_by: versions of the tools that made it.
+        mlp_scale: see `graph.GraphOptions`.
         atc_options: options of ATC beside those that follow from the model, by name.
     """
 
@@ -123,6 +124,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, FileEntry]
     made_by: dict[str, str]
     atc_options: dict[str, str] = {}
+    mlp_scale: int = 1
 
     @property
     def prefill_gears(self) -> tuple[Gear, ...]:

@@ -97,15 +97,20 @@ class OnnxWriter:
         """An int64 vector: shapes, split sizes, pads."""
         return self.constant(np.array(values, dtype=np.int64))
 
-    def weight(self, name: str, value: Array, *, is_transposed: bool = False) -> str:
-        """Stream a weight to the data file; `is_transposed` stores [out, in] as [in, out].
+    def weight(
+        self, name: str, value: Array, *, is_transposed: bool = False, factor: float = 1
+    ) -> str:
+        """Stream a weight to the data file.
 
-        The digest is taken before the transposition: it names the weight, not its layout.
+        The digest names the weight, not how it is stored.
+
+        Args:
+            is_transposed: [out, in] is stored as [in, out].
+            factor: what is stored is so many times the weight.
         """
-        if is_transposed:
-            self._weight_digests[name] = _digest_of(value.dtype, value.shape, [value])
-            return self.table(name, value.T)
-        return self.weight_rows(name, value.dtype, value.shape, [value])
+        self._weight_digests[name] = _digest_of(value.dtype, value.shape, [value])
+        stored = value if factor == 1 else value * value.dtype.type(factor)
+        return self.table(name, stored.T if is_transposed else stored)
 
     def weight_rows(
         self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], blocks: Iterable[Array]

@@ -45,6 +45,8 @@ FIXED_ATC_OPTIONS = {
     "soc_version",
     "external_weight",
 }
+#: With more, float16 would lose weights of an ordinary size (0.02) to its subnormal numbers.
+MAX_MLP_SCALE = 256
 #: Model inputs of this many elements or more are unproven on ATC.
 MAX_INPUT_ELEMENTS = 2**31
 
@@ -62,6 +64,7 @@ class ConvertOptions:
         external_weight: where ATC leaves the weights: 0 in the `.om`, 1 in a file each beside it,
             2 in one file beside it.
         atc_options: more options of ATC, by name.
+        mlp_scale: see `graph.GraphOptions`.
     """
 
     target: Target
@@ -78,6 +81,7 @@ class ConvertOptions:
     default_kv_bytes: int | None = None
     external_weight: int = 0
     atc_options: Mapping[str, str] = field(default_factory=dict)
+    mlp_scale: int = 1
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Plan:
     gears: GearPlan
     kv: KvSpec
     atc_options: dict[str, str] = field(default_factory=dict)
+    mlp_scale: int = 1
 
     @property
     def oms(self) -> tuple[OmFile, ...]:
@@ -129,6 +134,7 @@ def make_plan(spec: ModelSpec, options: ConvertOptions) -> Plan:
         gears=gears,
         kv=kv,
         atc_options=_atc_options(options),
+        mlp_scale=_mlp_scale(dtype, options),
     )
 
 
@@ -143,6 +149,7 @@ def plan_of(manifest: Manifest) -> Plan:
         gears=GearPlan(manifest.prefill_gears, manifest.decode_gears),
         kv=manifest.kv,
         atc_options=manifest.atc_options,
+        mlp_scale=manifest.mlp_scale,
     )
 
 
@@ -154,6 +161,15 @@ def _atc_options(options: ConvertOptions) -> dict[str, str]:
         )
     external = {"external_weight": str(options.external_weight)} if options.external_weight else {}
     return external | dict(options.atc_options)
+
+
+def _mlp_scale(dtype: Dtype, options: ConvertOptions) -> int:
+    scale = options.mlp_scale
+    if not 1 <= scale <= MAX_MLP_SCALE or scale & (scale - 1):
+        raise ConversionError(f"--mlp-scale {scale} is no power of two from 1 to {MAX_MLP_SCALE}")
+    if scale > 1 and dtype != "float16":
+        raise ConversionError("--mlp-scale is for --dtype fp16; fp32 holds every activation")
+    return scale
 
 
 def _soc_version(options: ConvertOptions) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import onnx
 import pytest
 
 import om_models.cann
@@ -358,6 +359,20 @@ def test_command_under_nohup_ignores_a_lost_terminal(
         assert main(["null", "--output", str(tmp_path / "null"), "--gears", GEARS]) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_command_scales_the_mlp(checkpoint: Path, tmp_path: Path):
+    arguments = [str(checkpoint), "--export-only", "--dtype", "fp16", *SMALL]
+    drafts, islands = [], []
+    for name, scale in (("plain", []), ("scaled", ["--mlp-scale", "16"])):
+        export = tmp_path / name
+        assert main([*arguments, "--output", str(export), *scale]) == 0
+        drafts.append(json.loads((export / "export.json").read_text()))
+        graph = onnx.load(export / "model.onnx", load_external_data=False).graph
+        islands.append([n.op_type for n in graph.node if n.name.startswith("layer1/mlp_sum/")])
+    assert [draft["mlp_scale"] for draft in drafts] == [1, 16]
+    assert drafts[0]["digest"] == drafts[1]["digest"]
+    assert islands == [["Add"], ["Mul", "Add"]]
 
 
 def test_command_exports_and_goes_on(checkpoint: Path, tmp_path: Path):

@@ -53,7 +53,15 @@ class Outcome:
 class Rig:
     """One outlier model: its float16 graph, and what float32 makes of the same step."""
 
-    def __init__(self, spec: ModelSpec, directory: Path, weights: dict[str, FloatArray]) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        directory: Path,
+        weights: dict[str, FloatArray],
+        *,
+        mlp_scale: int = 1,
+    ) -> None:
+        directory.mkdir(exist_ok=True)
         self.spec = spec
         self.kv = KvSpec(
             dtype="float16",
@@ -62,9 +70,10 @@ class Rig:
             layers_per_group=spec.num_layers,
             row_elements=spec.kv_dim,
         )
-        options = GraphOptions("float16", "int32", self.kv, spec.max_position)
+        options = GraphOptions("float16", "int32", self.kv, spec.max_position, mlp_scale)
         self.path = directory / "model.onnx"
-        write_llama(MemorySource(spec, weights), options, self.path, lambda *_: None)
+        source = MemorySource(spec, weights)
+        self.weights_digest = write_llama(source, options, self.path, lambda *_: None)
         self.model = onnx.load(self.path)
         self.past = long_past(spec)
         after = self.past.copy()
@@ -193,17 +202,35 @@ def test_q_is_scaled_before_the_product(rigs: Callable[[str], Rig], name: str):
     assert not outcome.holds
 
 
-@pytest.mark.parametrize(
-    ("part", "factor"), [("gate_proj", 1e4), ("up_proj", 1e5), ("down_proj", 1e4)]
-)
-def test_what_is_not_protected_shows_as_nan(tmp_path: Path, part: str, factor: float):
-    """A projection's result, or gate times up, beyond float16: no protection, but no wrong text."""
+def overflowing_weights(part: str) -> dict[str, FloatArray]:
+    """The first layer's MLP makes more than float16 holds: of itself, or in its output."""
     weights = outlier_weights(SPECS["llama"])
-    name = f"model.layers.0.mlp.{part}.weight"
-    weights[name] *= np.float32(min(factor, 6e4 / largest(weights[name])))
-    for other in ("gate_proj", "up_proj"):
-        weights[f"model.layers.0.mlp.{other}.weight"][:, CHANNEL] = 30
-    rig = Rig(SPECS["llama"], tmp_path, weights)
-    outcome, _ = rig.run()
-    assert np.isnan(outcome.logit_error)
+    gate, up, down = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+    weights[gate][0] = weights[up][0] = 0
+    # From the channel that is NORMED after the norm: gate times up is 400 · 400, or 40 · 40.
+    weights[gate][0, CHANNEL] = weights[up][0, CHANNEL] = 100 if part == "product" else 10
+    weights[down][:, 0] = 0
+    weights[down][CHANNEL, 0] = 1 if part == "product" else 100
+    return weights
+
+
+@pytest.mark.parametrize("part", ["product", "output"])
+@pytest.mark.parametrize("scale", [1, 2, 4, 16, 256])
+def test_an_mlp_that_overflows_needs_its_scale(tmp_path: Path, part: str, scale: int):
+    """160 000 in either place: without room for it the logits are NaN, so no wrong text."""
+    rig = Rig(SPECS["llama"], tmp_path, overflowing_weights(part), mlp_scale=scale)
     assert np.isfinite(rig.logits).all()
+    outcome, _ = rig.run()
+    assert outcome.holds if scale >= 4 else np.isnan(outcome.logit_error)
+
+
+@pytest.mark.parametrize("scale", [2, 16, 256])
+def test_a_scale_changes_no_more_than_roundings(tmp_path: Path, scale: int):
+    """Powers of two are exact, so only numbers that become subnormal differ."""
+    plain, scaled = (
+        Rig(SPECS["qwen3"], tmp_path / str(n), outlier_weights(SPECS["qwen3"]), mlp_scale=n)
+        for n in (1, scale)
+    )
+    expected, found = plain.run()[0], scaled.run()[0]
+    assert abs(found.logit_error - expected.logit_error) < 2e-3
+    assert plain.weights_digest == scaled.weights_digest

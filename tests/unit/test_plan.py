@@ -162,3 +162,19 @@ def test_oms_of_both_layouts():
 def test_contradictions(options: dict[str, Any], message: str):
     with pytest.raises(ConversionError, match=message):
         plan(tiny_spec(), **options)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 16, 256])
+def test_scales_of_the_mlp(scale: int):
+    assert plan(dtype="float16", mlp_scale=scale).mlp_scale == scale
+
+
+@pytest.mark.parametrize("scale", [-2, 0, 3, 255, 257, 512])
+def test_scales_that_are_no_power_of_two(scale: int):
+    with pytest.raises(ConversionError, match=f"--mlp-scale {scale} is no power of two from 1 to"):
+        plan(dtype="float16", mlp_scale=scale)
+
+
+def test_float32_needs_no_scale():
+    with pytest.raises(ConversionError, match="--mlp-scale is for --dtype fp16"):
+        plan(dtype="float32", mlp_scale=2)
