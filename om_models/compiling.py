@@ -118,6 +118,9 @@ class Compilation:
         self._check_weights(made)
         kept = self.work.compiled
         kept.mkdir(exist_ok=True)
+        for path in (compiled, *(made / name for name in weight_files(made))):
+            # ATC may leave them to their owner alone, and the daemon's user may be another.
+            shutil.copymode(self.export / TOKENIZER_NAME, path)
         for name in weight_files(made):
             sync(made / name)
             (kept / name).parent.mkdir(exist_ok=True)

@@ -94,6 +94,8 @@ def test_the_whole_conversion(
     assert sorted(manifest.files) == ["decode.om", "prefill.om", "tokenizer.json"]
     assert (manifest.target, manifest.soc_version) == ("ascend", "Ascend310P3")
     assert (output / "prefill.om").read_text() == "prefill"
+    modes = {path.stat().st_mode for path in output.iterdir()}
+    assert len(modes) == 1, "whoever may read the bundle may read all of it"
     assert left_in(output.parent) == ["bundle"]
     assert f"compiler      CANN 8.1.RC1, {tree.home}" in said(capsys)
 

@@ -53,7 +53,9 @@ for name in acts.get("weights", []):
     output.parent.joinpath("weight").mkdir(exist_ok=True)
     output.parent.joinpath("weight", name).write_text(name)
 if acts.get("writes", True):
-    output.with_name(output.name + acts.get("suffix", "") + ".om").write_text(output.name)
+    om = output.with_name(output.name + acts.get("suffix", "") + ".om")
+    om.write_text(output.name)
+    om.chmod(0o600)
 pathlib.Path("kernel_meta").mkdir(exist_ok=True)
 print("ATC run success, welcome to the next use.")
 """

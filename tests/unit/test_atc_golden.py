@@ -18,6 +18,8 @@ from om_models.gears import model_gears
 from om_models.manifest import FORMAT, Manifest
 from om_models.plan import ConvertOptions, make_plan
 from om_models.socs import SOCS
+from runtime_cache.aclsim.atc import tables
+from runtime_cache.aclsim.atc_options import parse_options
 from tests.support.tiny import tiny_spec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "atc"
@@ -132,6 +134,12 @@ def test_every_release_claimed_takes_the_line(name: str, release: str):
         text for line in case.lines().values() for text in complaints(line, Release.parse(release))
     ]
     assert bool(found) is (release not in case.releases), found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_software_devices_compiler_reads_the_line_too(name: str):
+    for line in CASES[name].lines().values():
+        parse_options(line, tables().soc_versions)
 
 
 @pytest.mark.parametrize("name", CASES)
