@@ -171,3 +171,8 @@ def test_runs_with_limits_on_their_time(om: Path, tmp_path: Path) -> None:
 
 def test_several_threads(om: Path, tmp_path: Path) -> None:
     clean(run_on_pictures("threads.py", om, tmp_path, "3", count=12))
+
+
+@pytest.mark.parametrize("name", ["callbacks.py", "streaming.py", "threads.py"])
+def test_the_same_on_a_board(board_om: Path, tmp_path: Path, name: str) -> None:
+    clean(run_on_pictures(name, board_om, tmp_path, soc=BOARD))
