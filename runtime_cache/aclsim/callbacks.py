@@ -30,11 +30,13 @@ class Report:
     """One launched function that waits for its thread.
 
     Attributes:
+        blocks: the stream waits for it.
         is_over: it ran, or was given up; a stream that it blocks goes on.
     """
 
     function: Callable[[Any], Any]
     user_data: Any
+    blocks: bool
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -117,13 +119,27 @@ class Subscriptions:
             waiting = [each for each in self._launched.get(stream, []) if not each.is_over.is_set()]
             self._launched[stream] = [*waiting, report]
 
-    def hand_over(self, stream: Stream, report: Report, *, blocks: bool) -> None:
-        """A report's turn: its thread gets it, unless it was given up; `blocks`: and waits."""
+    def hand_over(self, stream: Stream, report: Report) -> None:
+        """A report's turn: its thread gets it, unless it was given up."""
         with self._lock:
             if not report.is_over.is_set():
                 self._queues[self._threads[stream]].put(report)
-        if blocks:
+        if report.blocks:
             report.is_over.wait()
+
+    def note_wait(self, function: str, stream: Stream) -> None:
+        """Notes a wait for a stream, with the GIL held on a card, that waits for a callback.
+
+        The callback needs the GIL: there both would stand still. Inferred from pyACL's source, not
+        seen on a card.
+        """
+        if any(
+            each.blocks and not each.is_over.is_set() for each in self._launched.get(stream, [])
+        ):
+            ledger.note_misuse(
+                f"{function} waits for a callback that has not run: on a card neither would go on;"
+                " synchronise and unsubscribe first"
+            )
 
     def process(self, timeout_s: float | None) -> None:
         """Runs the reports of this thread's streams: waits for one, then takes all there are.

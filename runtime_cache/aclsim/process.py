@@ -243,6 +243,8 @@ class Process:
         self.contexts.remove(context.handle)
         context.device.contexts = [c for c in context.device.contexts if c is not context]
         context.close()
+        for stream in context.all_streams():
+            self.subscriptions.drop(stream)
 
 
 class _Current(threading.local):

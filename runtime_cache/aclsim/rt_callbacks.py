@@ -47,9 +47,9 @@ def launch_callback(
     if block_type not in (_NO_BLOCK, _BLOCK):
         raise AclFailure(codes.INVALID_PARAM, f"block type {block_type} is not 0 or 1")
     target, subscriptions = current_stream(stream), this_process().subscriptions
-    report = Report(fn, user_data)
+    report = Report(fn, user_data, block_type == _BLOCK)
     subscriptions.launch(target, report)
-    work = partial(subscriptions.hand_over, target, report, blocks=block_type == _BLOCK)
+    work = partial(subscriptions.hand_over, target, report)
     target.submit("acl.rt.launch_callback", work)
 
 

@@ -58,6 +58,7 @@ def reset_device(device_id: int) -> None:
             sentence = f"{len(own)} contexts and {len(default.streams)} streams are alive"
             raise AclFailure(codes.RT_PARAM_INVALID, sentence)
         device.num_users, device.default_context = 0, None
+    process.subscriptions.note_wait("acl.rt.reset_device", default.default_stream)
     process.close_context(default)  # without the lock, which the work that runs may need
     process.clear_device(device)
 
@@ -71,11 +72,11 @@ def reset_device_force(device_id: int) -> None:
         contexts = [_default_context(device), *_own_contexts(device)]
         device.num_users, device.default_context = 0, None
     for context in contexts:
-        for handle, stream in context.streams.items():
-            process.subscriptions.release(stream)
+        for stream in context.all_streams():
             stream.abort()
+            process.subscriptions.release(stream)
+        for handle in context.streams:
             process.streams.remove(handle)
-        context.default_stream.abort()
         process.close_context(context)
     process.clear_device(device)
 

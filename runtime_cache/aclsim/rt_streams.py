@@ -69,7 +69,9 @@ def _forget(handle: int) -> None:
 @acl_function("k")
 def destroy_stream(stream: int) -> None:
     """Waits for the stream's work and ends it."""
-    _own_stream(stream).close()
+    found = _own_stream(stream)
+    this_process().subscriptions.note_wait("acl.rt.destroy_stream", found)
+    found.close()
     _forget(stream)
 
 

@@ -230,6 +230,48 @@ def test_a_launched_callback_that_is_given_up_never_runs_and_frees_its_stream(
     assert seen == [2]
 
 
+@pytest.mark.parametrize("function", ["destroy_stream", "reset_device"])
+def test_waiting_for_a_callback_with_the_gil_is_named(worker: Worker, function: str) -> None:
+    stream = ok(acl.rt.create_stream()) if function == "destroy_stream" else 0
+    ok(acl.rt.subscribe_report(worker.ident, stream))
+    go_on = threading.Event()
+    ok(acl.rt.launch_callback(lambda _: go_on.wait(), None, BLOCK, stream))
+    worker.begin(lambda: acl.rt.process_report(30_000))
+    context, codes = ok(acl.rt.get_context()), []
+
+    def end() -> None:
+        ok(acl.rt.set_context(context))
+        codes.append(getattr(acl.rt, function)(stream))
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    while not inspect.report().misuses:
+        ending.join(0.001)
+    go_on.set()
+    ending.join()
+    assert (codes, worker.result()) == ([0], 0)
+    assert inspect.report().misuses == (
+        f"acl.rt.{function} waits for a callback that has not run: on a card neither would go on;"
+        " synchronise and unsubscribe first",
+    )
+
+
+def test_a_callback_that_does_not_block_is_waited_for_by_nobody(
+    stream: int, worker: Worker
+) -> None:
+    ok(acl.rt.subscribe_report(worker.ident, stream))
+    ok(acl.rt.launch_callback(print, None, NO_BLOCK, stream))
+    ok(acl.rt.destroy_stream(stream))
+    assert inspect.report().misuses == ()
+
+
+def test_reset_device_force_gives_callbacks_up(worker: Worker) -> None:
+    ok(acl.rt.subscribe_report(worker.ident, 0))
+    ok(acl.rt.launch_callback(print, None, BLOCK, 0))
+    ok(acl.rt.reset_device_force(0))
+    assert worker.process(1) == THREAD_UNKNOWN
+
+
 def test_a_scripted_fault_takes_a_callback_away(stream: int, worker: Worker) -> None:
     ok(acl.rt.subscribe_report(worker.ident, stream))
     faults.inject("acl.rt.launch_callback", code=507000, when="run")
