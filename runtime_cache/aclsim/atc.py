@@ -290,7 +290,8 @@ def _check_loads(path: Path) -> None:
     try:
         new_session(read_om(str(path)), SimSettings(threads=1, weights_in_place=True))
     except AclFailure as failure:
-        raise AtcError("E20001", failure.sentence) from failure
+        reason = failure.sentence.replace(str(path), "the compiled model")
+        raise AtcError("E20001", reason) from failure
 
 
 def _workspace_bytes(shapes: _Shapes) -> int:

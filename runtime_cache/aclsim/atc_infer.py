@@ -15,6 +15,8 @@ Dims = list[int | None]
 Trial = Callable[[Sequence[Sequence[int]]], list[Dims]]
 # Their outputs may have no elements without a problem: nothing is computed from them.
 _MAY_BE_EMPTY = ("Constant", "ConstantOfShape", "Identity")
+# Lists of dims may be empty too: ATC folds arithmetic on shapes before it looks at tensors.
+_DIMS_TYPE, _DIMS_RANK = onnx.TensorProto.INT64, 1
 
 
 class ShapeTable:
@@ -116,9 +118,11 @@ def _check_no_zero(inferred: onnx.ModelProto) -> None:
     makers = {name: node for node in inferred.graph.node for name in node.output}
     for value in inferred.graph.value_info:
         maker = makers.get(value.name)
-        if maker is None or maker.op_type in _MAY_BE_EMPTY:
+        tensor = value.type.tensor_type
+        is_dims = (tensor.elem_type, len(tensor.shape.dim)) == (_DIMS_TYPE, _DIMS_RANK)
+        if maker is None or maker.op_type in _MAY_BE_EMPTY or is_dims:
             continue
-        if any(fixed(dim) == 0 for dim in value.type.tensor_type.shape.dim):
+        if any(fixed(dim) == 0 for dim in tensor.shape.dim):
             reason = f"node [{maker.name}] ({maker.op_type}) makes [{value.name}] with a dim of 0"
             raise AtcError("E20001", reason)
 
