@@ -89,7 +89,9 @@ def test_weights_in_one_file_by_release():
         ("--precision_mode_v2=mixed_bfloat16", ["Ascend310P3", "Ascend910A"]),
         ("--tiling_schedule_optimize=1", ["Ascend310B4", "Ascend910A"]),
         ("--input_shape_range=x:1~8", ["Ascend310B4"]),
-        ("--compression_optimize_conf=c", ["Ascend910A", "Ascend910B3"]),
+        ("--deterministic=1", ["Ascend310B4"]),
+        ("--sparsity=1", ["Ascend310P3", "Ascend910A"]),
+        ("--enable_single_stream=true", ["Ascend310B4"]),
     ],
 )
 def test_what_a_soc_does_not_have(option: str, refused: list[str]):
