@@ -142,12 +142,14 @@ def token_bytes(kv: KvSpec) -> int:
 
 def weights_bytes(spec: ModelSpec, dtype: str, context: int) -> int:
     """Constants of one graph: weights, and the rotary tables of `context` positions [bytes]."""
-    # Vectors are those of the norms, which are float32 whatever the model is.
+    item = _ITEM_BYTES[dtype]
+    # Weights of norms are float32 whatever the model is.
     weights = sum(
-        prod(shape) * (_ITEM_BYTES[dtype] if len(shape) > 1 else _WIDE_BYTES)
-        for shape in expected_shapes(spec).values()
+        prod(shape) * (_WIDE_BYTES if "norm" in name else item)
+        for name, shape in expected_shapes(spec).items()
     )
-    return weights + 2 * context * (spec.head_dim // 2) * _WIDE_BYTES
+    # cos and sin, each once more with the scale of q.
+    return weights + 4 * context * (spec.head_dim // 2) * item
 
 
 def workspace_bytes(spec: ModelSpec, dtype: str, kv: KvSpec, gear: Gear) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
+from om_models.graph import GraphOptions, write_llama
 from om_models.manifest import Gear, KvSpec
 from om_models.memory_plan import (
     NULL_SLOTS,
@@ -22,7 +25,7 @@ from om_models.memory_plan import (
 )
 from om_models.plan import ConvertOptions, make_plan
 from om_models.spec import ModelSpec
-from tests.support.tiny import tiny_spec
+from tests.support.tiny import FAMILY_SPECS, tiny_source, tiny_spec
 
 GIB = 1 << 30
 
@@ -57,9 +60,23 @@ def test_kv_of_a_token():
 
 def test_weights_are_those_of_the_checkpoint_and_the_rotary_tables():
     # 6 738 415 616 parameters, of which 65 norms of 4096 stay float32.
-    tables = 2 * 2048 * 64 * 4
-    assert weights_bytes(LLAMA_7B, "float16", 2048) == (2 * 6_738_415_616 + 2 * 65 * 4096 + tables)
-    assert weights_bytes(LLAMA_7B, "float32", 2048) == 4 * 6_738_415_616 + tables
+    tables = 4 * 2048 * 64
+    assert weights_bytes(LLAMA_7B, "float16", 2048) == (
+        2 * 6_738_415_616 + 2 * 65 * 4096 + 2 * tables
+    )
+    assert weights_bytes(LLAMA_7B, "float32", 2048) == 4 * (6_738_415_616 + tables)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("spec", [tiny_spec(tie_embeddings=False), *FAMILY_SPECS.values()])
+def test_weights_are_what_the_graph_holds(tmp_path: Path, spec: ModelSpec, dtype: Any):
+    kv = KvSpec(dtype, 64, 1, spec.num_layers, spec.kv_dim)
+    options = GraphOptions(dtype, "int32", kv, max_model_len=96)
+    write_llama(tiny_source(spec), options, tmp_path / "m.onnx", lambda *_: None)
+    graph = onnx.load(tmp_path / "m.onnx", load_external_data=False).graph
+    stored = [{e.key: e.value for e in t.external_data} for t in graph.initializer]
+    held = sum(int(entry.get("length", 0)) for entry in stored)
+    assert weights_bytes(spec, dtype, 96) == held
 
 
 def test_a_tied_embedding_is_held_once():
