@@ -104,7 +104,7 @@ def _uncount(counted: tuple[LoadedModel | Dataset, ...]) -> None:
 @contextmanager
 def _outputs_filled(model: LoadedModel, outputs: Dataset) -> Iterator[None]:
     """Gives empty output buffers (0, 0) of a model with compiled shapes memory, as long as all goes
-    well; taken back if the run fails. A model with ranges does so itself, when it knows the sizes.
+    well; taken back if the run fails, but not if it goes on. A model with ranges does so itself, when it knows the sizes.
 
     Source: `ModelExecute` in GE 9.0 (`api/acl/acl_model/model/model.cpp`): the size is the
     description's, that of the largest gear.
@@ -119,7 +119,9 @@ def _outputs_filled(model: LoadedModel, outputs: Dataset) -> Iterator[None]:
                 buffer.address = model.memory.malloc(size, _MALLOC_POLICY)
                 buffer.size_bytes = size
         yield
-    except AclFailure:
+    except AclFailure as failure:
+        if failure.code == codes.RT_STREAM_SYNC_TIMEOUT:  # the run goes on, and writes there
+            raise
         for buffer in empty:
             if buffer.address:
                 model.memory.free(buffer.address)

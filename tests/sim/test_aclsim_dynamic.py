@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import runtime_cache.aclsim as acl
-from runtime_cache.aclsim import inspect
+from runtime_cache.aclsim import faults, inspect
 from tests.support.aclsim import (
     GEARS,
     STATIC,
@@ -371,6 +371,18 @@ def test_execute_v2_gives_up_and_the_run_goes_on(static: Run) -> None:
     assert static.result(6) == [0, 1, 2, 3, 4, 5]
 
 
+def test_memory_given_to_a_run_that_goes_on_stays(static: Run) -> None:
+    ok(acl.update_data_buffer(static.output_buffers[0], 0, 0))
+    config = exec_config(a0=1)
+    with inspect.hold(static.stream):
+        args = (static.model, static.inputs, static.outputs, static.stream, config)
+        assert acl.mdl.execute_v2(*args) == 507046
+    assert static.finish() == 0
+    address, _ = buffer_of(static.outputs, 0)
+    assert download(address, np.float32, 6).tolist() == [0, 1, 2, 3, 4, 5]
+    ok(acl.rt.free(address))
+
+
 def test_execute_v2_needs_options_and_does_not_mix(static: Run) -> None:
     args = (static.model, static.inputs, static.outputs, static.stream)
     assert acl.mdl.execute_v2(*args, 0) == 100000
@@ -523,3 +535,9 @@ def test_descriptions_are_not_for_static_models(static: Run) -> None:
     ok(acl.mdl.set_dataset_tensor_desc(static.inputs, 0, 0))
     assert static.launch() == 0
     assert static.finish() == 0
+
+
+def test_a_scripted_fault_strikes_execute_v2_at_its_turn(static: Run) -> None:
+    faults.inject("acl.mdl.execute_v2", code=507011, when="run")
+    args = (static.model, static.inputs, static.outputs, static.stream, exec_config())
+    assert [acl.mdl.execute_v2(*args) for _ in range(2)] == [507011, 0]
