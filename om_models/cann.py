@@ -193,6 +193,21 @@ def check_python(cann: Cann) -> None:
         )
 
 
+def python_notes(cann: Cann) -> Iterator[str]:
+    """What of ATC's Python does not suit its release, where that is documented; sentences."""
+    limits = _python_limits(cann.release)
+    python = shutil.which("python3", path=cann.environment.get("PATH", ""))
+    if limits is None or python is None:
+        return
+    found = _python_version(python, cann.environment)
+    first, last = limits
+    if found is not None and not first <= found <= last:
+        yield (
+            f"ATC's Python is {found[0]}.{found[1]} ({python}); CANN {cann.release} names"
+            f" {first[0]}.{first[1]} to {last[0]}.{last[1]}"
+        )
+
+
 def _sourced(home: Path, environ: Mapping[str, str]) -> Cann:
     script = find_set_env(home)
     if script is None:
@@ -256,21 +271,6 @@ def _own_prefixes(environ: Mapping[str, str]) -> list[Path]:
 
 def _is_under(part: str, prefixes: Sequence[Path]) -> bool:
     return any(Path(part) == prefix or prefix in Path(part).parents for prefix in prefixes)
-
-
-def python_notes(cann: Cann) -> Iterator[str]:
-    """What of ATC's Python does not suit its release, where that is documented; sentences."""
-    limits = _python_limits(cann.release)
-    python = shutil.which("python3", path=cann.environment.get("PATH", ""))
-    if limits is None or python is None:
-        return
-    found = _python_version(python, cann.environment)
-    first, last = limits
-    if found is not None and not first <= found <= last:
-        yield (
-            f"ATC's Python is {found[0]}.{found[1]} ({python}); CANN {cann.release} names"
-            f" {first[0]}.{first[1]} to {last[0]}.{last[1]}"
-        )
 
 
 def _python_limits(release: Release | None) -> tuple[tuple[int, int], tuple[int, int]] | None:
