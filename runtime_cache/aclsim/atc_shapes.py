@@ -23,6 +23,7 @@ _UNBOUNDED = -1
 # An open dim may be anything from 0 on (page of --input_shape).
 _ANY = (0, _UNBOUNDED)
 
+#: What gears vary: dims anywhere, the first dim, or height and width.
 GearKind = Literal["dims", "batch", "image"]
 Bounds = tuple[int, int]
 GEAR_FLAGS: dict[str, GearKind] = {

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from runtime_cache.aclsim import codes
+from runtime_cache.aclsim.atc_shapes import GearKind
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.geared_models import GearedModel
 from runtime_cache.aclsim.models import LoadedModel
-from runtime_cache.aclsim.om import Gear, GearKind, OmHeader, TensorInfo
+from runtime_cache.aclsim.om import Gear, OmHeader, TensorInfo
 
 #: Longer names do not fit `aclmdlIODims.name` (ACL_MAX_TENSOR_NAME_LEN 128, NUL included).
 MAX_NAME_BYTES = 127
@@ -105,6 +108,8 @@ def _input_entry(header: OmHeader, index: int, short_name: str) -> DescEntry:
 
 def _output_entry(header: OmHeader, index: int, short_name: str) -> DescEntry:
     info = header.outputs[index]
+    if header.output_names:
+        info = msgspec.structs.replace(info, name=header.output_names[index])
     if header.has_ranges:
         size = 0 if -1 in info.dims else info.size_bytes(info.dims)
         return _entry(header, info, short_name, info.dims, size, ())

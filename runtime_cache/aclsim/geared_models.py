@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime_cache.aclsim import codes
+from runtime_cache.aclsim.atc_shapes import GearKind
 from runtime_cache.aclsim.datasets import Dataset
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.lent_memory import NOTHING_LENT, LentMemory, Range
@@ -21,7 +22,7 @@ from runtime_cache.aclsim.models import (
     check_aliasing,
     needed_ranges,
 )
-from runtime_cache.aclsim.om import GearKind, OmFile
+from runtime_cache.aclsim.om import OmFile
 from runtime_cache.aclsim.recent import Recent
 from runtime_cache.aclsim.settings import SimSettings
 

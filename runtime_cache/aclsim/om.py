@@ -16,13 +16,13 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from om_models.om_header import MAGIC as REAL_MAGIC
 from om_models.om_header import ZIP_MAGIC, OmHeaderError, origin, read_om_header
 from runtime_cache.aclsim import codes
+from runtime_cache.aclsim.atc_shapes import GearKind
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.mapping import round_up
 
@@ -35,9 +35,6 @@ WEIGHT_ALIGN_BYTES = 4096
 SECTION_NAME = "weights"
 PREFIX = struct.Struct("<8sII32s")
 _MAX_HEADER_BYTES = 64 << 20
-
-#: What one gear varies: dims anywhere, the first dim, or height and width.
-GearKind = Literal["dims", "batch", "image"]
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
@@ -120,6 +117,7 @@ class OmHeader(msgspec.Struct, frozen=True):
         has_atc_rules: whether ATC's parser would take the model; False after `--no-atc-rules`.
         host: system and processor that it needs, such as `linux_x86_64`, or "" for any.
         has_bfloat16: whether a tensor of the graph has that type.
+        output_names: what pyACL calls the outputs; empty in older files, which have the graph's.
     """
 
     inputs: list[TensorInfo]
@@ -138,6 +136,7 @@ class OmHeader(msgspec.Struct, frozen=True):
     has_atc_rules: bool = True
     host: str = ""
     has_bfloat16: bool = False
+    output_names: list[str] = []
 
     @property
     def has_gears(self) -> bool:
