@@ -103,7 +103,10 @@ def set_tensor_shape(desc: int, dims: object) -> None:
 
 @acl_function("ki")
 def set_tensor_format(desc: int, format: int) -> None:
-    """Says the format in memory; `get_tensor_desc_format` goes on with the one created."""
+    """Says the format in memory; `get_tensor_desc_format` goes on with the one created.
+
+    Stricter than a card, which takes any handle here and returns 0.
+    """
     _desc(desc).storage_format = format
 
 

@@ -13,12 +13,18 @@ _SIG_DFL = ctypes.c_void_p(0)
 
 
 class Started:
-    """One thread. A program joins it once."""
+    """One thread. A program joins it once; until then its id is not given to another thread.
+
+    Attributes:
+        raised: what the function raised; read it after `join`.
+    """
 
     def __init__(self, function: Callable[..., Any], args: tuple[object, ...]) -> None:
         self._function = function
         self._args = args
         self.raised: BaseException | None = None
+        self._is_over = threading.Event()
+        self._is_joined = threading.Event()
         self._thread = threading.Thread(target=self._run, name="acl-thread", daemon=True)
 
     def _run(self) -> None:
@@ -27,6 +33,8 @@ class Started:
         except BaseException as error:
             self.raised = error
             traceback.print_exception(error)
+        self._is_over.set()
+        self._is_joined.wait()  # Python's threads, once over, leave their id to others
 
     def start(self) -> int:
         """Runs the function; returns the thread's id, as `threading.get_ident` gives it there."""
@@ -36,6 +44,8 @@ class Started:
 
     def join(self) -> None:
         """Waits, without the GIL, until the function returned or raised."""
+        self._is_over.wait()
+        self._is_joined.set()
         self._thread.join()
 
 

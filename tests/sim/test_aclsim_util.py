@@ -161,6 +161,17 @@ def test_a_thread_calls_its_function_with_its_argument() -> None:
 
 
 @pytest.mark.usefixtures("interrupts")
+def test_a_thread_that_is_over_keeps_its_id_until_it_is_stopped() -> None:
+    seen: list[int] = []
+    idents = []
+    for number in range(20):
+        idents.append(ok(acl.util.start_thread(seen.append, number)))
+    assert len(set(idents)) == 20
+    assert [acl.util.stop_thread(ident) for ident in reversed(idents)] == [0] * 20
+    assert sorted(seen) == list(range(20))
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_the_id_of_a_started_thread_is_good_for_reports() -> None:
     context, seen = ok(acl.rt.get_context()), []
     subscribed = threading.Event()
