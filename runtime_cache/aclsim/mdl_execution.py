@@ -105,8 +105,8 @@ def _uncount(counted: tuple[LoadedModel | Dataset, ...]) -> None:
 def _outputs_filled(model: LoadedModel, outputs: Dataset) -> Iterator[None]:
     """Gives empty output buffers (0, 0) of a model with compiled shapes memory.
 
-    Taken back if the run fails, but not if it goes on. A model with ranges gives memory itself, when
-    it knows the sizes.
+    Taken back if the run fails, but not if it goes on. A model with ranges gives memory itself,
+    when it knows the sizes.
 
     Source: `ModelExecute` in GE 9.0 (`api/acl/acl_model/model/model.cpp`): the size is the
     description's, that of the largest gear.
