@@ -39,7 +39,7 @@ from runtime_cache.aclsim.atc_options import (
     AtcOptions,
     parse_options,
 )
-from runtime_cache.aclsim.atc_rewrite import rewrite
+from runtime_cache.aclsim.atc_rewrite import output_names, rewrite
 from runtime_cache.aclsim.atc_shapes import Bounds, fill_gear
 from runtime_cache.aclsim.atc_trial import TrialRuns
 from runtime_cache.aclsim.atc_weights import (
@@ -271,6 +271,7 @@ def _header(
         has_atc_rules=has_atc_rules,
         host=options.host if not shapes.gears else "",
         has_bfloat16=has_bfloat16(model),
+        output_names=output_names(model, options.out_nodes),
     )
 
 

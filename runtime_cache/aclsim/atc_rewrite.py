@@ -1,4 +1,4 @@
-"""What the command line changes in a graph: which tensors are outputs, and types at its ends."""
+"""What the command line changes in a graph: which tensors are outputs, their names and types."""
 
 from __future__ import annotations
 
@@ -27,6 +27,24 @@ def rewrite(model: onnx.ModelProto, options: AtcOptions) -> None:
         _cast_output(model, index, onnx_type)
     for name in options.input_fp16_nodes:
         _cast_input(model, name)
+
+
+def output_names(model: onnx.ModelProto, out_nodes: Sequence[tuple[str, int]]) -> list[str]:
+    """What pyACL calls each output: `operator:edge:name`, or `operator:edge` for `--out_nodes`.
+
+    On a card the operator may be another one, which the compiler made of several, or a subgraph.
+
+    Source: get_output_name_by_index, aclpythondevg_01_0214 of CANN 8.0; aclcppdevg_03_1457 of 8.5.
+    """
+    makers = {
+        name: f"{node.name or f'{node.op_type}_{place}'}:{edge}"
+        for place, node in enumerate(model.graph.node)
+        for edge, name in enumerate(node.output)
+    }
+    if out_nodes:
+        return [f"{node}:{edge}" for node, edge in out_nodes]
+    names = [value.name for value in model.graph.output]
+    return [f"{makers[name]}:{name}" if name in makers else name for name in names]
 
 
 def _choose_outputs(model: onnx.ModelProto, chosen: Sequence[tuple[str, int]]) -> None:

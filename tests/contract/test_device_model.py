@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -151,6 +152,8 @@ def test_inputs_come_in_the_graphs_order_with_the_gear_input_last(loaded: Loaded
 def test_outputs_come_in_the_graphs_order(loaded: Loaded) -> None:
     desc = read_desc(loaded.device.acl, loaded.model_id)
     assert [tensor.name.rpartition(":")[2] for tensor in desc.outputs] == ["logits", "new_kv_0"]
+    # Operator, number of its output, name.
+    assert all(re.fullmatch(r".+:\d+:\w+", tensor.name) for tensor in desc.outputs)
 
 
 def test_types_dims_and_sizes_of_the_description(loaded: Loaded) -> None:

@@ -40,11 +40,17 @@ class Llm:
         self.outputs, self.output_dataset = self._dataset(
             acl.mdl.get_num_outputs(self.desc), acl.mdl.get_output_size_by_index
         )
+        # An output's name ends in the model's own: operator, number of its output, name.
+        names = [
+            acl.mdl.get_output_name_by_index(self.desc, index).split(":")[-1]
+            for index in range(len(self.outputs))
+        ]
+        self.logits = self.outputs[names.index("logits")]
+        self.new_rows = self.outputs[names.index("new_key_values")]
         self.gears = self._read_gears()
         self.room = max(gear["past"] for gear in self.gears)
         self.pieces = sorted({gear["fed"] for gear in self.gears}, reverse=True)
-        logits_size = self.outputs[0][1]
-        self.logits_host, ret = acl.rt.malloc_host(logits_size)
+        self.logits_host, ret = acl.rt.malloc_host(self.logits[1])
         check("malloc_host", ret)
         self.forget()
 
@@ -109,7 +115,7 @@ class Llm:
             acl.rt.memcpy(
                 past + row * self.num_tokens,
                 size - row * self.num_tokens,
-                self.outputs[1][0],
+                self.new_rows[0],
                 row * count,
                 DEVICE_TO_DEVICE,
             ),
@@ -121,7 +127,7 @@ class Llm:
         check("get_cur_output_dims", ret)
         assert dims["dims"][1] == count
         size = 4 * int(np.prod(dims["dims"]))
-        ptr, room, _ = self.outputs[0]
+        ptr, room, _ = self.logits
         check("memcpy", acl.rt.memcpy(self.logits_host, room, ptr, size, DEVICE_TO_HOST))
         logits = np.frombuffer(acl.util.ptr_to_bytes(self.logits_host, size), np.float32)
         return logits.reshape(dims["dims"])[0, -1]

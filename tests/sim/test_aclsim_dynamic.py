@@ -511,7 +511,7 @@ def test_names_over_127_characters_have_a_short_form_in_dims(tmp_path: Path) -> 
     assert acl.mdl.get_tensor_real_name(run.desc, names[0]) == names[0]
     output = ok(acl.mdl.get_cur_output_dims(run.desc, 0))["name"]
     assert output == f"acl_modelId_{run.model}_output_0"
-    assert acl.mdl.get_tensor_real_name(run.desc, output) == "c" * 128
+    assert acl.mdl.get_tensor_real_name(run.desc, output) == "Add_0:0:" + "c" * 128
     assert acl.mdl.get_tensor_real_name(run.desc, "acl_modelId_1_input_9") is None
 
 

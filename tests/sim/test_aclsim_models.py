@@ -17,6 +17,7 @@ from runtime_cache.aclsim.process import this_process
 from tests.support.aclsim import (
     GEARS,
     MIB,
+    STATIC,
     Run,
     add_model,
     compile_om,
@@ -51,15 +52,29 @@ def test_description_of_a_static_model(static: Run) -> None:
     assert acl.mdl.get_num_inputs(desc) == 2
     assert acl.mdl.get_num_outputs(desc) == 1
     assert acl.mdl.get_input_dims(desc, 0) == ({"name": "x", "dimCount": 2, "dims": [2, 3]}, 0)
-    assert acl.mdl.get_output_dims(desc, 0) == ({"name": "y", "dimCount": 2, "dims": [2, 3]}, 0)
+    assert acl.mdl.get_output_dims(desc, 0) == (
+        {"name": "add:0:y", "dimCount": 2, "dims": [2, 3]},
+        0,
+    )
     assert acl.mdl.get_input_data_type(desc, 0) == 3
     assert acl.mdl.get_output_data_type(desc, 0) == 0
     assert acl.mdl.get_input_size_by_index(desc, 0) == 24
     assert acl.mdl.get_input_format(desc, 0) == acl.mdl.get_output_format(desc, 0) == 2
     assert acl.mdl.get_input_index_by_name(desc, "bias") == (1, 0)
-    assert acl.mdl.get_output_index_by_name(desc, "y") == (0, 0)
-    assert acl.mdl.get_output_name_by_index(desc, 0) == "y"
+    assert acl.mdl.get_output_index_by_name(desc, "add:0:y") == (0, 0)
+    assert acl.mdl.get_output_name_by_index(desc, 0) == "add:0:y"
     assert acl.mdl.get_input_dynamic_gear_count(desc, -1) == (0, 0)
+
+
+def test_an_output_is_named_after_its_operator(tmp_path: Path, static: Run) -> None:
+    assert acl.mdl.get_output_index_by_name(static.desc, "y") == (0, 100000)
+    assert ok(acl.mdl.get_cur_output_dims(static.desc, 0))["name"] == "add:0:y"
+    chosen = Run(compile_om(tmp_path, [*STATIC, "--out_nodes=pick:0"]))
+    assert acl.mdl.get_output_name_by_index(chosen.desc, 0) == "pick:0"
+    model = add_model()
+    model.graph.node[1].ClearField("name")
+    nameless = Run(compile_om(tmp_path, STATIC, model))
+    assert acl.mdl.get_output_name_by_index(nameless.desc, 0) == "Add_1:0:y"
 
 
 def test_a_bad_index_or_name_gives_the_documented_values(static: Run) -> None:
