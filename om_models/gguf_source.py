@@ -7,6 +7,7 @@ A Mistral is written as a Llama and read as one.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -115,10 +116,17 @@ class GgufSource:
     def _dequantised(self, name: str, rows: slice = slice(None)) -> Array:
         if name not in self._tensors:
             raise ConversionError(f"{self._path} has no tensor {name}")
+        self._give_back()
         try:
             return _dequantise(self._tensors[name], rows)
         except ConversionError as error:
             raise ConversionError(f"{self._path}: {error.message}") from error
+
+    def _give_back(self) -> None:
+        """Let go of the pages read so far; else all of a large file would count as memory."""
+        mapped = self._reader.data.base
+        if isinstance(mapped, mmap.mmap):
+            mapped.madvise(mmap.MADV_DONTNEED)  # they are read again from the file if need be
 
     def _read_family(self) -> Family:
         num_parts = self._field("split.count", 0)

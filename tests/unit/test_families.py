@@ -11,6 +11,8 @@ import pytest
 from om_models.bundle import bundle_digest
 from om_models.config_json import spec_from_config
 from om_models.families import FAMILIES, KNOWN_ARCHITECTURES, family_of_config, family_of_gguf
+from om_models.gguf_source import GgufSource
+from om_models.graph import GraphOptions, write_llama
 from om_models.manifest import KvSpec
 from om_models.plan import ConvertOptions, make_plan
 from om_models.safetensors_source import SafetensorsSource
@@ -25,6 +27,7 @@ from tests.support.tiny import (
     tiny_spec,
     write_checkpoint,
 )
+from tests.support.tiny_gguf import write_tiny_gguf
 
 KV = KvSpec(dtype="float32", num_slots=128, num_groups=1, layers_per_group=2, row_elements=16)
 MISTRAL, QWEN2, QWEN3 = (FAMILY_SPECS[name] for name in ("mistral", "qwen2", "qwen3"))
@@ -32,6 +35,15 @@ MISTRAL, QWEN2, QWEN3 = (FAMILY_SPECS[name] for name in ("mistral", "qwen2", "qw
 
 def with_window(spec: ModelSpec, window: int) -> ModelSpec:
     return msgspec.structs.replace(spec, sliding_window=window)
+
+
+def test_the_documentation_names_every_family():
+    text = (Path(__file__).parents[2] / "docs/kernels.md").read_text("utf-8")
+    rows = {row[2]: row for line in text.splitlines() if len(row := line.split("|")) == 6}
+    for family in FAMILIES.values():
+        in_gguf = f"`{family.gguf}`" if family.gguf else "as Llama's"
+        assert in_gguf in rows[f" `{family.architecture}` "][3]
+    assert len([name for name in rows if name.endswith("ForCausalLM` ")]) == len(FAMILIES)
 
 
 def test_every_family_of_the_type_is_in_the_table():
@@ -113,6 +125,26 @@ def test_defaults_that_differ_between_families(spec: ModelSpec):
     del config["num_key_value_heads"]
     with pytest.raises(ConversionError, match="num_key_value_heads is None"):
         spec_from_config(config)
+
+
+@pytest.mark.parametrize("family", FAMILY_SPECS)
+def test_both_sources_make_the_same_bundle(tmp_path: Path, family: str):
+    """To the digest, which is the root of every prefix key."""
+    spec = FAMILY_SPECS[family]
+    sources = (
+        SafetensorsSource(write_checkpoint(tmp_path / "m", spec, num_shards=2)),
+        GgufSource(write_tiny_gguf(tmp_path / "m.gguf", spec)),
+    )
+    kv = KvSpec("float16", 128, 1, spec.num_layers, spec.kv_dim)
+    options = GraphOptions("float16", "int32", kv, max_model_len=64)
+    digests, graphs = set(), set()
+    for number, source in enumerate(sources):
+        path = tmp_path / str(number) / "model.onnx"
+        path.parent.mkdir()
+        weights = write_llama(source, options, path, lambda done, total: None)
+        digests.add(bundle_digest(weights, source.spec, kv))
+        graphs.add((path.read_bytes(), path.with_name("model.onnx.data").read_bytes()))
+    assert (len(digests), len(graphs)) == (1, 1)
 
 
 # --- sliding windows ------------------------------------------------------------------------------

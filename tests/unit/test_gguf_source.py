@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,30 @@ def test_blocks_of_rows_are_the_tensor(
     blocks = list(source.row_blocks(EMBEDDING))
     assert [len(block) for block in blocks] == [100, 100, 58]
     np.testing.assert_array_equal(np.concatenate(blocks), source.get(EMBEDDING))
+
+
+def resident_bytes(path: Path) -> int:
+    """How much of a mapped file counts as this process's memory."""
+    resident, is_ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            is_ours = line.endswith(str(path))
+        elif is_ours and line.startswith("Rss:"):
+            resident += int(line.split()[1]) * 1024
+    return resident
+
+
+def test_what_was_read_is_given_back(tmp_path: Path):
+    """Else a conversion would hold all of a large file in the end."""
+    path = write_tiny_gguf(tmp_path / "m.gguf", tiny_spec(vocab_size=50_000))
+    source = GgufSource(path)
+    table_bytes = 50_000 * 32 * 4
+    table = source.get(EMBEDDING)
+    total = table.sum()
+    assert resident_bytes(path) >= table_bytes
+    source.get("model.norm.weight").sum()
+    assert resident_bytes(path) < table_bytes / 2
+    assert table.sum() == total, "what is still looked at is read again"
 
 
 def test_rotary_pairs_are_put_in_halves():
