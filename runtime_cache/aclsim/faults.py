@@ -19,7 +19,6 @@ When = Literal["call", "run"]
 QUEUED = frozenset(
     (
         "acl.mdl.execute_async",
-        "acl.mdl.execute_v2",
         "acl.rt.launch_callback",
         "acl.rt.memcpy2d_async",
         "acl.rt.memcpy_async",

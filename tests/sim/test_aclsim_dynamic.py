@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import runtime_cache.aclsim as acl
-from runtime_cache.aclsim import faults, inspect
+from runtime_cache.aclsim import inspect
 from tests.support.aclsim import (
     GEARS,
     STATIC,
@@ -535,9 +535,3 @@ def test_descriptions_are_not_for_static_models(static: Run) -> None:
     ok(acl.mdl.set_dataset_tensor_desc(static.inputs, 0, 0))
     assert static.launch() == 0
     assert static.finish() == 0
-
-
-def test_a_scripted_fault_strikes_execute_v2_at_its_turn(static: Run) -> None:
-    faults.inject("acl.mdl.execute_v2", code=507011, when="run")
-    args = (static.model, static.inputs, static.outputs, static.stream, exec_config())
-    assert [acl.mdl.execute_v2(*args) for _ in range(2)] == [507011, 0]
