@@ -18,6 +18,7 @@ from om_models.manifest import Gear, Manifest
 from runtime_cache.errors import DeviceError
 from tests.support.rtcached import run
 from tools.bench import device, device_probes, device_report
+from tools.bench import main as device_main
 from tools.bench.device_probes import LEAST_RUNS, MOST_RUNS, Prompt, _runs, repeat
 
 FIGURE = {"median", "min", "max", "runs"}
@@ -125,6 +126,22 @@ def test_a_card_that_is_not_there(tmp_path: Path):
     assert (ended.code, ended.out) == (1, "")
     assert "pyACL cannot be imported" in ended.complaint
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("has_bundle", [False, True])
+def test_through_a_module_called_acl(null_bundle: Path, tmp_path: Path, has_bundle: bool):
+    """As on a card; and it does nothing that a card would not forgive."""
+    flags = ("--device", "npu:0", "--seconds", "1", "--output", str(tmp_path))
+    bundle = ("--bundle", str(null_bundle)) if has_bundle else ()
+    program = ("runtime_cache.aclsim", "run", str(device_main.__file__))
+    patient = {"RTCACHE_ACLSIM_GIL_LIMIT_MS": "600000"}
+    ended = run(*program, "device", *flags, *bundle, env=patient)
+    assert ended.code == 0, ended.complaint
+    assert ended.complaint.endswith(" calls, and nothing that a card would not forgive")
+    result = json.loads(ended.out.splitlines()[-1])
+    assert result["device"] == "npu:0"
+    assert ("steps and first tokens: no --bundle" in result["not_measured"]) != has_bundle
+    assert has_bundle == (result["load_s"] is not None)
 
 
 @pytest.mark.parametrize(
