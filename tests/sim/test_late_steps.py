@@ -17,7 +17,7 @@ import pytest
 
 from om_models.bundle import Bundle
 from runtime_cache.aclsim import faults, inspect
-from runtime_cache.aclsim.streams import Stream, Work
+from runtime_cache.aclsim.streams import Stream, Task
 from runtime_cache.engine.commands import FinishRequest
 from runtime_cache.ids import DEFAULT_TENANT, RequestId
 from tests.sim.test_coded_kv import check
@@ -103,10 +103,10 @@ async def test_right_rows_whatever_the_device_is_late_with(
     """Any copy and any run may take some time, and blocks change owners."""
     chance, do = random.Random(1), Stream._do
 
-    def do_late(stream: Stream, function: str, work: Work) -> None:
+    def do_late(stream: Stream, task: Task) -> None:
         if chance.random() < 0.2:
             time.sleep(chance.random() / 1000)
-        do(stream, function, work)
+        do(stream, task)
 
     monkeypatch.setattr(Stream, "_do", do_late)
     prompts = [PROMPT[: 5 * n] + random_prompt(n, 38 - 5 * n) for n in range(7)]
