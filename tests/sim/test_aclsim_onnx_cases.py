@@ -1,4 +1,4 @@
-"""ONNX's own test cases of single operators, compiled for a SoC and run on the software device."""
+"""ONNX's own test cases, operators and networks, compiled and run on the software device."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import runtime_cache.aclsim as acl
 from runtime_cache.aclsim.atc import compile_model, tables
 from runtime_cache.aclsim.atc_options import AtcError, parse_options
+from runtime_cache.aclsim.om import read_om
 from tests.support.aclsim import Array, download, fresh_process, ok, put
 
 pytestmark = pytest.mark.long
@@ -62,20 +63,24 @@ def is_old(case: Any) -> bool:
 
 def compiled(directory: Path, model: onnx.ModelProto, inputs: list[Array]) -> Path | None:
     """The `.om`, or None if the compiler refuses the model."""
-    onnx.save_model(model, directory / "m.onnx")
     shapes = ";".join(
         f"{value.name}:{','.join(map(str, array.shape))}"
         for value, array in zip(model.graph.input, inputs, strict=False)
     )
-    flags = ["--framework=5", f"--model={directory / 'm.onnx'}", f"--output={directory / 'm'}"]
-    flags += ["--soc_version=Ascend910B4", "--input_format=ND"]
-    flags += [f"--input_shape={shapes}"] if shapes else []
+    source = directory / "m.onnx"
+    onnx.save_model(model, source)
     try:
-        return compile_model(parse_options(flags, tables().soc_versions))
+        return compiled_file(source, directory, [f"--input_shape={shapes}"] if shapes else [])
     except AtcError as error:
         if error.code not in REFUSALS:
             raise
         return None
+
+
+def compiled_file(source: Path, directory: Path, flags: list[str]) -> Path:
+    own = ["--framework=5", f"--model={source}", f"--output={directory / 'm'}"]
+    options = [*own, "--soc_version=Ascend910B4", *flags]
+    return compile_model(parse_options(options, tables().soc_versions))
 
 
 def run(path: Path, inputs: list[Array]) -> list[Array]:
@@ -131,3 +136,21 @@ def test_operators_that_atc_takes_give_what_onnx_says(
     capsys.readouterr()
     assert wrong == []
     assert checked > 400
+
+
+NETWORKS = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx"))
+
+
+@pytest.mark.parametrize("source", NETWORKS, ids=lambda path: path.stem)
+def test_well_known_networks_run(source: Path, tmp_path: Path) -> None:
+    """Their weights are constants, their input ones, their results beside them."""
+    expected = onnx.load_tensor(source.with_name(f"{source.stem}_output_0.pb"))
+    path = compiled_file(source, tmp_path, [])
+    (info,) = read_om(str(path)).header.inputs
+    with fresh_process(memory_bytes=4 << 30, soc_name="Ascend910B4"):
+        (got,) = run(path, [np.ones(info.dims, np.float32)])
+    assert agree(got, onnx.numpy_helper.to_array(expected))
+
+
+def test_the_networks_are_there() -> None:
+    assert len(NETWORKS) >= 9
