@@ -24,6 +24,8 @@ NO_MISUSE = codes.STICKY | {
 }
 INJECTED = "injected fault"
 STOPPED = "the context stopped on a failure"
+#: Programs ask so whether a model has several shapes.
+ABSENT = "no input or output is called"
 Kind = Literal[
     "bad_call",
     "unsynchronised_read",
@@ -113,7 +115,7 @@ class Ledger:
 
     def note_failure(self, where: str, code: int, sentence: str) -> None:
         """Keeps a failure that the program caused: not an injected one, not a benign code."""
-        if code not in NO_MISUSE and not sentence.startswith((INJECTED, STOPPED)):
+        if code not in NO_MISUSE and not sentence.startswith((INJECTED, STOPPED, ABSENT)):
             self.note_misuse(f"{where} -> {code}: {sentence}", _kind_of_failure(where, code))
 
 

@@ -9,6 +9,7 @@ from runtime_cache.aclsim import codes
 from runtime_cache.aclsim.calling import surface
 from runtime_cache.aclsim.descs import Desc, DescEntry
 from runtime_cache.aclsim.failure import AclFailure
+from runtime_cache.aclsim.ledger import ABSENT
 from runtime_cache.aclsim.loading import model_of, om_in_memory
 from runtime_cache.aclsim.om import read_om
 from runtime_cache.aclsim.process import this_process
@@ -190,7 +191,7 @@ def _index(entries: Sequence[DescEntry], name: str) -> int:
     for index, entry in enumerate(entries):
         if entry.name == name:
             return index
-    raise AclFailure(codes.INVALID_PARAM, f"no input or output is called {name!r}")
+    raise AclFailure(codes.INVALID_PARAM, f"{ABSENT} {name!r}")
 
 
 def _dims_of(entry: DescEntry) -> dict[str, Any]:

@@ -30,6 +30,9 @@ class Classifier:
         check("load_from_file", ret)
         self.desc = acl.mdl.create_desc()
         check("get_desc", acl.mdl.get_desc(self.desc, self.model_id))
+        _, ret = acl.mdl.get_input_index_by_name(self.desc, "ascend_mbatch_shape_data")
+        if ret == 0:
+            raise SystemExit("this program is for models of one shape")
         self.inputs = self._buffers(
             acl.mdl.get_num_inputs(self.desc), acl.mdl.get_input_size_by_index
         )
