@@ -81,8 +81,7 @@ def tables() -> AtcTables:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Does what `--mode` says; prints progress, then `ATC run success`, or the reason and `ATC run
-    failed`.
+    """Does what `--mode` says; prints progress, then `ATC run success`, or why `ATC run failed`.
 
     Returns:
         The exit code.
@@ -218,8 +217,8 @@ def _compile_shapes(
         return _Shapes(inputs, table.outputs, gears, [])
     soc = find_soc(options.soc_version)
     if options.gears is not None or (soc is not None and not soc.has_dynamic_shape):
-        what = "gears take" if options.gears else f"{options.soc_version} takes"
-        raise AtcError("E20001", f"an output shape depends on data, which no {what}")
+        who = "gears do" if options.gears else f"{options.soc_version} does"
+        raise AtcError("E20001", f"an output shape depends on data, which {who} not take")
     return _ranged(inputs, table, options)
 
 

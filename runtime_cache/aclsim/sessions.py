@@ -31,7 +31,7 @@ def new_session(om: OmFile, config: SimSettings) -> Any:
 
     Raises:
         AclFailure: 545001 if ONNX Runtime refuses the graph; 145002 if external weights are not
-            where they should be.
+            where they should be; 207001 if the host has no room for those of a model in memory.
     """
     _check_external_weights(om)
     with _weights_file(om) as (directory, name, offset):
@@ -81,9 +81,18 @@ def _weights_file(om: OmFile) -> Iterator[tuple[Path, str, int]]:
         yield om.weight_directory or Path(), SECTION_NAME, 0
     else:
         with tempfile.TemporaryDirectory(prefix="aclsim-") as scratch:
-            with (Path(scratch) / SECTION_NAME).open("wb") as file:
-                file.write(om.image[om.weights_offset :])
-            yield Path(scratch), SECTION_NAME, 0
+            path = Path(scratch) / SECTION_NAME
+            _copy(om.image[om.weights_offset :], path)
+            yield path.parent, path.name, 0
+
+
+def _copy(weights: memoryview, path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            file.write(weights)
+    except OSError as error:
+        sentence = f"the host has no room for {len(weights)} bytes of weights: {error}"
+        raise AclFailure(codes.RT_MEMORY_ALLOCATION, sentence) from error
 
 
 def _pointing_into(graph: bytes, name: str, offset: int) -> bytes:

@@ -67,6 +67,18 @@ def test_a_model_in_memory_may_be_freed_after_the_load(tmp_path: Path) -> None:
     check_works(Run.of(model))
 
 
+def test_no_room_on_the_host_for_a_model_in_memory_is_207001(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = compile_om(tmp_path, model=add_model(weight=TABLE))
+    ptr, size, _ = in_host_memory(path)
+    before = acl.rt.get_mem_info(0)
+    monkeypatch.setattr("runtime_cache.aclsim.sessions.SECTION_NAME", "no/such")
+    assert acl.mdl.load_from_mem(ptr, size) == (0, 207001)
+    assert "no room for 4194304 bytes of weights" in acl.get_recent_err_msg()
+    assert acl.rt.get_mem_info(0) == before
+
+
 def test_bytes_of_the_program_can_be_loaded(tmp_path: Path) -> None:
     data = compile_om(tmp_path, GEARS).read_bytes()
     model = ok(acl.mdl.load_from_mem(acl.util.bytes_to_ptr(data), len(data)))
