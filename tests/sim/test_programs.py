@@ -28,6 +28,7 @@ from tests.support.programs import (
     classifier,
     classify,
     compile_model,
+    difference,
     pictures,
     run_program,
     token_major_gears,
@@ -163,6 +164,18 @@ def test_shapes_of_each_run(tmp_path: Path, shape: str) -> None:
 
 def test_two_streams_and_two_buffers(om: Path, tmp_path: Path) -> None:
     clean(run_on_pictures("streaming.py", om, tmp_path, count=9))
+
+
+def test_models_that_feed_each_other(om: Path, tmp_path: Path) -> None:
+    shapes = "--input_shape=left:1,10;right:1,10"
+    head = compile_model(difference(), tmp_path, shapes)
+    left, right = pictures(5), pictures(5, seed=4)
+    files = [tmp_path / name for name in ("left.npy", "right.npy", "results.npy")]
+    np.save(files[0], left)
+    np.save(files[1], right)
+    clean(run_program("branches.py", om, head, *files))
+    expected = classify(left) - classify(right)
+    np.testing.assert_allclose(np.load(files[2]), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_runs_with_limits_on_their_time(om: Path, tmp_path: Path) -> None:

@@ -115,6 +115,13 @@ def classifier(batch: int | str = 1) -> onnx.ModelProto:
     )
 
 
+def difference() -> onnx.ModelProto:
+    """[1, 10] fp32, twice, to what the first has more than the second."""
+    kind = (TensorProto.FLOAT, [1, NUM_CLASSES])
+    nodes = [helper.make_node("Sub", ["left", "right"], ["more"], name="compare")]
+    return _model(nodes, {"left": kind, "right": kind}, {"more": kind}, {})
+
+
 def classify(pictures: Array) -> Array:
     """[n, 3, 8, 8] to [n, 10]."""
     weights, bias = classifier_weights()
