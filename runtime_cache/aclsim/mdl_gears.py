@@ -22,6 +22,7 @@ acl_function = surface("acl.mdl")
 
 _ALL_INPUTS = (1 << 64) - 1
 _MAX_GEARS_ASKED = 4096
+_INT64 = 1 << 63
 _NO_BATCH: dict[str, Any] = {"batchCount": 0, "batch": []}
 _NO_IMAGE: dict[str, Any] = {"hwCount": 0, "hw": []}
 
@@ -59,19 +60,31 @@ def set_input_dynamic_dims(model_id: int, dataset: int, index: int, dims: object
 
 
 def _flat_dims(dims: object) -> list[int]:
-    """The dims of a dims dict.
+    """The dims of a dims dict: as many of its list as `dimCount` says.
+
+    Source: pyACL's C++ source, hicann/runtime @134e2edb, `mdl_wrap.cpp`.
 
     Raises:
-        TypeError: not a dict, or dims that are no list of real ints.
-        AclFailure: 100000 for a count that is 0 or not the list's length.
+        TypeError: not a dict, no list, a count that is no int or above the list's length, or dims
+            that are no real ints.
+        RuntimeError: a name that is not a str.
+        ValueError: a dim beyond 64 bits.
+        AclFailure: 100000 for a count of 0.
     """
     if not isinstance(dims, dict) or not isinstance(dims.get("dims"), list):
         raise TypeError("dims must be a dict with a list under 'dims'")
-    flat: list[int] = dims["dims"]
-    if not all(type(dim) is int for dim in flat):
+    if not isinstance(dims.get("name", ""), str):
+        raise RuntimeError("the name of the dims must be a str")
+    count, listed = dims.get("dimCount"), dims["dims"]
+    if not isinstance(count, int) or not 0 <= count <= len(listed):
+        raise TypeError(f"dimCount {count!r} of a list of {len(listed)} dims")
+    flat: list[int] = listed[:count]
+    if not all(isinstance(dim, int) for dim in flat):
         raise TypeError("dims must be Python ints")
-    if dims.get("dimCount") != len(flat) or not flat:
-        raise AclFailure(codes.INVALID_PARAM, f"dimCount {dims.get('dimCount')}, {len(flat)} dims")
+    if any(not -_INT64 <= dim < _INT64 for dim in flat):
+        raise ValueError("a dim does not fit 64 bits")
+    if not flat:
+        raise AclFailure(codes.INVALID_PARAM, "dimCount 0")
     return flat
 
 

@@ -289,18 +289,29 @@ def test_a_selector_that_holds_no_gear_is_refused(geared: Run) -> None:
     assert geared.launch() == 145013
 
 
-def test_malformed_dims_are_type_errors_or_100000(geared: Run) -> None:
+def test_malformed_dims_raise_what_pyacl_raises(geared: Run) -> None:
     def choose(dims: object) -> int:
         code: int = acl.mdl.set_input_dynamic_dims(geared.model, geared.inputs, 2, dims)
         return code
 
-    for wrong in (None, {}, {"dimCount": 3, "dims": (1, 2, 2)}):
+    for wrong in (
+        None,
+        {},
+        {"dimCount": 3, "dims": (1, 2, 2)},
+        {"dimCount": 1, "dims": [np.int64(1)]},
+        {"dimCount": 4, "dims": [1, 2, 2]},
+        {"dimCount": np.int64(3), "dims": [1, 2, 2]},
+        {"dims": [1, 2, 2]},
+    ):
         with pytest.raises(TypeError):
             choose(wrong)
-    with pytest.raises(TypeError):
-        choose({"dimCount": 1, "dims": [np.int64(1)]})
-    assert choose({"dimCount": 2, "dims": [1, 2, 2]}) == 100000
+    with pytest.raises(RuntimeError):
+        choose({"dimCount": 3, "dims": [1, 2, 2], "name": 5})
+    with pytest.raises(ValueError, match="64 bits"):
+        choose({"dimCount": 1, "dims": [1 << 63]})
     assert choose({"dimCount": 0, "dims": []}) == 100000
+    assert choose({"dimCount": 2, "dims": [1, 2, 2]}) == 145013
+    assert choose({"dimCount": 3, "dims": [1, 2, 2, 9], "name": "any"}) == 0
     wanted = {"dimCount": 3, "dims": [1, 2, 2]}
     assert acl.mdl.set_input_dynamic_dims(geared.model, geared.inputs, 1, wanted) == 100000
 
