@@ -28,6 +28,7 @@ _WITHOUT_EFFECT = frozenset((PRIORITY, 13, MEM_POLICY, LAST_ATTRIBUTE))
 _WITH_EFFECT = frozenset(range(LOAD_TYPE, WORK_SIZE + 1)) | {WEIGHT_PATH}
 # ACL reads priorities from 0 (highest) to 7.
 _PRIORITIES = range(8)
+_INT32 = 1 << 31
 
 FROM_FILE, FROM_FILE_WITH_MEM, FROM_MEM, FROM_MEM_WITH_MEM = 1, 2, 3, 4
 
@@ -98,10 +99,12 @@ def _converted(attribute: int, value: Any) -> int | str:
             raise TypeError("acl.mdl.set_config_opt args parse failed")
         return value
     if attribute == PRIORITY and hasattr(value, "__index__"):
-        return int(value.__index__())
-    if not isinstance(value, int):
-        raise TypeError("acl.mdl.set_config_opt args parse failed")
-    return value & ((1 << 64) - 1)
+        priority = int(value.__index__())
+        if -_INT32 <= priority < _INT32:
+            return priority
+    elif isinstance(value, int):
+        return value & ((1 << 64) - 1)
+    raise TypeError("acl.mdl.set_config_opt args parse failed")
 
 
 @dataclass(slots=True)

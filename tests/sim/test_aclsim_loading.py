@@ -286,7 +286,15 @@ def test_options_load_from_a_file_and_from_memory(tmp_path: Path) -> None:
 
 def test_options_have_pyacls_types(tmp_path: Path) -> None:
     options = Options()
-    for attribute, wrong in ((2, 5), (2, b"path"), (1, "1"), (3, "x"), (14, "dir"), (0, "high")):
+    for attribute, wrong in (
+        (2, 5),
+        (2, b"path"),
+        (1, "1"),
+        (3, "x"),
+        (14, "dir"),
+        (0, "high"),
+        (0, 1 << 31),
+    ):
         with pytest.raises(TypeError):
             options.set(attribute, wrong)
     with pytest.raises(TypeError):
