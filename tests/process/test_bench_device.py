@@ -152,6 +152,18 @@ def test_the_prompt_fits_the_bundle(max_tokens: int, prompt: Prompt):
     assert Prompt.fitting(max_tokens) == prompt
 
 
+def test_the_gears_that_tell_the_most_come_first():
+    prefill = [Gear(1, chunk, past) for chunk in (8, 16, 32) for past in (64, 128, 256)]
+    decode = [Gear(batch, 1, past) for batch in (1, 4) for past in (64, 256)]
+    ordered = device.corners_first({"prefill": prefill, "decode": decode})
+    assert len(ordered) == 13
+    assert ordered[:4] == [("prefill", Gear(1, *shape)) for shape in CORNERS]
+    assert ordered[4:8] == [("decode", gear) for gear in decode]
+
+
+CORNERS = [(8, 64), (8, 256), (32, 64), (32, 256)]
+
+
 def test_a_first_run_does_not_count():
     calls: list[int] = []
     assert len(repeat(lambda: calls.append(1), 0.0)) == LEAST_RUNS == len(calls) - 1

@@ -89,7 +89,8 @@ class Report:
         path = directory / FILE_NAME
         path.with_suffix(".json").write_text(json.dumps(self.result(), indent=1) + "\n", "utf-8")
         path.with_suffix(".txt").write_text("\n".join(self._lines) + "\n", "utf-8")
-        self._out.print(f"written: {path}.json and {path.name}.txt", highlight=False)
+        said = f"written: {path}.json and {path.name}.txt"
+        self._out.print(said, markup=False, highlight=False, soft_wrap=True)
 
     def note_host(self, device: AclDevice, bundle: Bundle | None, acl_path: str | None) -> None:
         """What runs where."""
