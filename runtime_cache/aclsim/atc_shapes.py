@@ -156,7 +156,7 @@ def parse_batches(text: str) -> list[list[int]]:
     Raises:
         AtcError: E10003 other characters than digits and commas; else as `parse_dims`.
     """
-    if not re.fullmatch(r"[\d,]+", text):
+    if not re.fullmatch(r"[\d,]+", text, re.ASCII):
         reason = "it can only contain digits and ','"
         raise AtcError("E10003", f"value [{text}] for parameter [--dynamic_batch_size]: {reason}")
     parts = _split("--dynamic_batch_size", text.replace(",", ";"))
@@ -170,7 +170,7 @@ def parse_images(text: str) -> list[list[int]]:
         AtcError: E10020 a gear without two values; else as `parse_dims`.
     """
     parts = list(filter(None, text.split(";")))
-    if any(not re.fullmatch(r"-?\d+,-?\d+", part) for part in parts):
+    if any(not re.fullmatch(r"-?\d+,-?\d+", part, re.ASCII) for part in parts):
         reason = "each gear is height,width"
         raise AtcError("E10020", f"value [{text}] for parameter [--dynamic_image_size]: {reason}")
     return _checked("--dynamic_image_size", _split("--dynamic_image_size", text))
@@ -204,7 +204,7 @@ def _gear_value(flag: str, text: str) -> int:
 
 
 def _integer(text: str, error: Callable[[], AtcError]) -> int:
-    if not re.fullmatch(r"\s*-?\d+\s*", text, re.ASCII):
+    if not re.fullmatch(r"\s*-?\d{1,18}\s*", text, re.ASCII):  # what 64 bits hold
         raise error()
     return int(text)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from om_models.socs import SOCS as SOCS_OF_THE_PROJECT
 from runtime_cache.aclsim import atc
@@ -302,3 +304,40 @@ def test_filling_a_gear(
 
 def test_both_tables_of_socs_are_equal() -> None:
     assert sorted(atc.tables().soc_versions) == sorted(SOCS_OF_THE_PROJECT)
+
+
+SHAPE_TEXTS = st.text("ab:;,~-0123456789 ", max_size=40)
+
+
+@given(text=SHAPE_TEXTS, has_gears=st.booleans())
+def test_any_text_is_shapes_or_refused(text: str, has_gears: bool) -> None:
+    try:
+        shapes = parse_input_shape(text, has_gears=has_gears)
+    except AtcError:
+        return
+    for name, dims in shapes.dims.items():
+        assert f"{name}:" in text
+        assert all(dim > 0 or dim == -1 for dim in dims)
+        assert (name in shapes.ranges) == (-1 in dims and not has_gears)
+    for bounds in shapes.ranges.values():
+        assert all(least >= 0 and (most == -1 or most >= max(least, 1)) for least, most in bounds)
+
+
+@given(text=SHAPE_TEXTS)
+@pytest.mark.parametrize("parse", [parse_dims, parse_batches, parse_images])
+def test_any_text_is_gears_or_refused(parse: Callable[[str], list[list[int]]], text: str) -> None:
+    try:
+        gears = parse(text)
+    except AtcError:
+        return
+    assert 2 <= len(gears) <= 100
+    assert len({len(gear) for gear in gears}) == 1
+    assert all(value > 0 for gear in gears for value in gear)
+
+
+def test_numbers_that_nothing_holds_are_refused() -> None:
+    for digits in (19, 5000):
+        with pytest.raises(AtcError, match=r"^E10002"):
+            parse_input_shape("a:" + "9" * digits, has_gears=False)
+        with pytest.raises(AtcError, match=r"^E10038"):
+            parse_dims("1;" + "9" * digits)
