@@ -66,6 +66,9 @@ def finalize_reference() -> int:
     process = this_process()
     if process.num_inits == 0:
         raise AclFailure(codes.REPEAT_FINALIZE, "acl.finalize_reference without acl.init")
+    if process.num_inits == 1:
+        process.end()
+        return 0
     process.num_inits -= 1
     return process.num_inits
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from runtime_cache.aclsim.ledger import Misuse, ledger
 from runtime_cache.aclsim.process import Process
+from runtime_cache.aclsim.races import unsettled
 
 
 def report(process: Process) -> list[Misuse]:
@@ -36,6 +37,8 @@ def _not_closed(process: Process) -> Iterator[Misuse]:
                 "teardown_order",
                 f"device {device.device_id} was set {times} more than it was reset",
             )
+    for function in unsettled.functions(process.pending()):
+        yield Misuse("teardown_order", f"the program ended without waiting for {function}")
     if process.num_inits:
         yield Misuse("teardown_order", "acl.finalize was not called; it must be before the exit")
 

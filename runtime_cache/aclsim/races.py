@@ -42,12 +42,14 @@ SETTLING = frozenset(
     (
         "acl.mdl.execute_v2",
         "acl.rt.destroy_stream",
+        "acl.rt.destroy_stream_force",
         "acl.rt.process_report",
         "acl.rt.query_event",
         "acl.rt.query_event_status",
         "acl.rt.query_event_wait_status",
         "acl.rt.reset_device",
         "acl.rt.reset_device_force",
+        "acl.rt.stream_abort",
         "acl.rt.stream_query",
         "acl.rt.synchronize_device",
         "acl.rt.synchronize_device_with_timeout",
@@ -66,6 +68,10 @@ class Unsettled:
         self._ended: deque[Work] = deque(maxlen=MAX_UNSETTLED)
         self.add = self._ended.append
         self.settle = self._ended.clear
+
+    def functions(self, pending: Iterable[Work]) -> list[str]:
+        """The calls that queued the work which nobody can know to have ended."""
+        return sorted({work.function for work in (*self._ended, *pending)})
 
     def find(
         self, pending: Iterable[Work], address: int, count_bytes: int, *, reads_too: bool

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     sys.modules.update(acl_modules())
     watcher.watch()  # for programs that follow a device address
     ended = _run(options.program, options.args, code)
-    _end_of_process(before)
+    _end_of_process(before, _directory(options.program))
     ended = _with_report(ended, options)
     if ended.is_interrupted:
         _die_of_interrupt()
@@ -127,7 +127,8 @@ def _run(program: str, args: Sequence[str], code: Any) -> _Ended:
     """Runs the code as `__main__`, and ends with the exit code that Python would have."""
     module = _main_module(program)
     sys.argv = [program, *args]
-    sys.path[0] = os.path.dirname(os.path.realpath(program))
+    if not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
+        sys.path[0] = _directory(program)
     sys.modules["__main__"] = module
     try:
         if isinstance(code, SyntaxError):
@@ -139,6 +140,10 @@ def _run(program: str, args: Sequence[str], code: Any) -> _Ended:
         _show(error)
         return _Ended(1, isinstance(error, KeyboardInterrupt))
     return _Ended()
+
+
+def _directory(program: str) -> str:
+    return os.path.dirname(os.path.realpath(program))
 
 
 def _main_module(program: str) -> ModuleType:
@@ -168,7 +173,7 @@ def _show(error: BaseException) -> None:
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _end_of_process(before: set[str]) -> None:
+def _end_of_process(before: set[str], directory: str) -> None:
     """Does what Python does at the end of a process, so that the report can come after it.
 
     Waits for threads, runs exit handlers, and lets go of the modules that the program imported
@@ -176,10 +181,9 @@ def _end_of_process(before: set[str]) -> None:
     """
     threading._shutdown()  # type: ignore[attr-defined]  # no public way ends idle thread pools
     atexit._run_exitfuncs()
-    directory = sys.path[0] + os.sep
     for name in {*sys.modules} - before | {"__main__"}:
         path = getattr(sys.modules[name], "__file__", None) or ""
-        if os.path.realpath(path).startswith(directory):
+        if os.path.realpath(path).startswith(directory + os.sep):
             del sys.modules[name]
     gc.collect()
 

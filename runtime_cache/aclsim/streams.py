@@ -60,8 +60,9 @@ class Task:
             self.work.released.set()
 
     def drop(self) -> None:
-        """Makes its turn do nothing, unless it runs already."""
+        """Makes its turn do nothing, unless it runs already; it counts as using no memory."""
         work, self.work = self.work, _nothing
+        self.reads = self.writes = ()
         if isinstance(work, _Faulty):
             work.is_dropped = True
             work.released.set()

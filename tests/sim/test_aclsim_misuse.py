@@ -127,9 +127,21 @@ def test_a_device_and_acl_that_are_not_closed() -> None:
     assert found()[0][1] == "device 0 was set 2 times more than it was reset"
 
 
-def test_finalize_before_reset() -> None:
+def test_work_that_nobody_waited_for() -> None:
     opened()
-    ok(acl.finalize())
+    stream = ok(acl.rt.create_stream())
+    ptr = ok(acl.rt.malloc(64, 0))
+    ok(acl.rt.memset_async(ptr, 64, 0, 64, stream))
+    sentence = "the program ended without waiting for acl.rt.memset_async"
+    assert ("teardown_order", sentence) in found()
+    ok(acl.rt.synchronize_stream(stream))
+    assert sentence not in [text for _, text in found()]
+
+
+@pytest.mark.parametrize("end", ["finalize", "finalize_reference"])
+def test_finalize_before_reset(end: str) -> None:
+    opened()
+    ok(getattr(acl, end)())
     assert found()[0] == (
         "teardown_order",
         "acl.finalize while device 0 is set: reset it first",

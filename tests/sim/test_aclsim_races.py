@@ -135,6 +135,8 @@ SETTLED: dict[str, Callable[[int], object]] = {
     "synchronize_event": lambda stream: acl.rt.synchronize_event(recorded_event(stream)),
     "query_event_status": lambda stream: acl.rt.query_event_status(recorded_event(stream)),
     "destroy_stream": lambda stream: acl.rt.destroy_stream(stream),
+    "destroy_stream_force": lambda stream: acl.rt.destroy_stream_force(stream),
+    "stream_abort": lambda stream: acl.rt.stream_abort(stream),
 }
 
 
@@ -143,6 +145,16 @@ def test_who_synchronises_may_read(written: int, stream: int, how: str) -> None:
     SETTLED[how](stream)
     device_bytes(written, 128)
     ok(acl.rt.free(written))
+    assert noted() == []
+
+
+def test_work_that_was_dropped_uses_nothing(stream: int) -> None:
+    ptr = upload(np.zeros(64, np.uint8))
+    with inspect.hold(stream):
+        ok(acl.rt.memset_async(ptr, 64, 1, 64, stream))
+        ok(acl.rt.stream_abort(stream))
+        device_bytes(ptr, 64)
+    ok(acl.rt.free(ptr))
     assert noted() == []
 
 
