@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 
+from om_models.bundle import Bundle
 from tests.support.programs import (
     BOARD,
     CARD,
@@ -189,3 +190,23 @@ def test_several_threads(om: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["callbacks.py", "streaming.py", "threads.py"])
 def test_the_same_on_a_board(board_om: Path, tmp_path: Path, name: str) -> None:
     clean(run_on_pictures(name, board_om, tmp_path, soc=BOARD))
+
+
+OURS = """
+import sys
+from runtime_cache import LLM
+model = LLM(sys.argv[1], device="sim:0")
+for prompt in ("a common beginning, one end", "a common beginning, another end"):
+    print(model.generate(prompt, max_tokens=8, temperature=0).usage.cached_tokens)
+model.close()
+"""
+
+
+def test_our_own_driver_does_nothing_that_a_card_would_not_forgive(
+    tiny_bundle: Bundle, tmp_path: Path
+) -> None:
+    (tmp_path / "ours.py").write_text(OURS, "utf-8")
+    ended = run_program(tmp_path / "ours.py", tiny_bundle.path)
+    clean(ended)
+    # The first token of a prompt is <s>.
+    assert ended.out.split() == ["0", str(1 + len("a common beginning, "))]

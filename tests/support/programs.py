@@ -49,7 +49,7 @@ class Ended:
 
 
 def run_program(
-    name: str,
+    name: str | Path,
     *args: str | Path,
     soc: str = CARD,
     flags: Sequence[str] = (),
@@ -58,6 +58,7 @@ def run_program(
     """Runs a program of `tests/programs` on the software device, to its end.
 
     Args:
+        name: in that directory, or the path of another one.
         flags: of `python -m runtime_cache.aclsim run`.
         gil_limit_ms: from when on a call is named slow; by default none is, on a busy machine too.
     """
