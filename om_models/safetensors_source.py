@@ -47,22 +47,27 @@ class SafetensorsSource:
 
     def row_blocks(self, name: str) -> Iterator[Array]:
         """Its rows in order, each block read when asked for."""
-        with self._opened(name) as file:
-            rows = file.get_slice(name)
-            for part in blocks_of(self._shapes[name]):
-                yield _as_float(rows[part])
+        self._path_of(name)
+        for part in blocks_of(self._shapes[name]):
+            # Opened anew each time: what is read of a mapped file counts as memory until then.
+            with self._opened(name) as file:
+                block = _as_float(file.get_slice(name)[part])
+            yield block
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[Any]:
         """The safetensors handle of the file with this tensor."""
-        if name not in self._file_of:
-            raise ConversionError(f"{self.label} has no tensor {name}")
-        path = self._file_of[name]
+        path = self._path_of(name)
         try:
             with safe_open(path, framework="numpy") as file:
                 yield file
         except (SafetensorError, OSError) as error:
             raise ConversionError(f"{path}: cannot read {name}: {error}") from error
+
+    def _path_of(self, name: str) -> Path:
+        if name not in self._file_of:
+            raise ConversionError(f"{self.label} has no tensor {name}")
+        return self._file_of[name]
 
     def _read_header(self, path: Path) -> None:
         try:
