@@ -174,10 +174,12 @@ def read_host(function: str, address: int, count: int, code: int) -> bytes:
     process = this_process()
     if address == 0 or not is_host_readable(address):
         raise AclFailure(code, f"{address:#x} is not readable from the host")
-    process.host_memory.live.check_if_known(address, count, code)
-    if is_device_address(address) and not process.host_memory.is_pinned(address):
-        for device in process.devices.values():
-            device.memory.live.check_if_known(address, count, code)
+    if is_device_address(address):
+        holders = [process.host_memory.live, *(d.memory.live for d in process.devices.values())]
+        holder = next((live for live in holders if live.covering(address)), holders[-1])
+        holder.find(address, count, code)
+    else:
+        process.host_memory.check(address, count, code)
     races.note_read(process.pending(), function, address, count)
     return ctypes.string_at(address, count)
 

@@ -120,6 +120,15 @@ class HostMemory:
         """Whether `address` lies in live pinned memory."""
         return self.live.covering(address) is not None
 
+    def check(self, address: int, count_bytes: int, code: int) -> None:
+        """Checks a range of host memory, as far as acl knows of it.
+
+        Raises:
+            AclFailure: `code`, for pinned memory that leaves its allocation or was freed.
+        """
+        if _pinned.base <= address < _pinned.end:
+            self.live.find(address, count_bytes, code)
+
     def is_pageable(self, address: int) -> bool:
         """Whether `address` is the program's own memory, which acl knows nothing of."""
         return not is_device_address(address) and self.live.covering(address) is None
@@ -343,7 +352,7 @@ class DeviceMemory:
     def _translate(self, address: int, count_bytes: int, code: int) -> int:
         """Host address of a range. Call with the lock held."""
         if not is_device_address(address):
-            self._host_memory.live.check_if_known(address, count_bytes, code)
+            self._host_memory.check(address, count_bytes, code)
             return address
         allocation = self._find(address, count_bytes, code)
         return allocation.host + address - allocation.base
@@ -353,7 +362,7 @@ class DeviceMemory:
         ends = (dst, src)
         for end in ends:
             if not is_device_address(end):
-                self._host_memory.live.check_if_known(end, count_bytes, code)
+                self._host_memory.check(end, count_bytes, code)
         ranges = [(end, count_bytes) for end in ends if is_device_address(end)]
         with self.pinned(ranges, code) as hosts:
             translated = iter(hosts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,13 @@ def test_the_program_reads_and_writes_device_memory() -> None:
     assert acl.util.ptr_to_bytes(ptr, 100) == POISON * 25
     view(ptr, 100)[:] = 7
     assert ctypes.string_at(ptr, 100) == acl.util.ptr_to_bytes(ptr, 100) == bytes([7] * 100)
+
+
+def test_a_thread_without_a_context_reads_it_too() -> None:
+    ptr = ok(acl.rt.malloc(64, 0))
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(acl.util.ptr_to_bytes, ptr, 64).result() == POISON * 16
+        assert pool.submit(acl.util.ptr_to_bytes, ptr, 65).result() == b""
 
 
 def test_both_kinds_of_memory_come_out_of_one_capacity() -> None:

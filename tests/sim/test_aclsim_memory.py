@@ -312,6 +312,20 @@ def test_freed_pinned_memory_is_garbage_and_its_use_is_found() -> None:
     assert "use after free of pinned host address" in acl.get_recent_err_msg()
 
 
+def test_the_programs_own_memory_is_none_of_acls_business() -> None:
+    own = np.arange(64, dtype=np.uint8)
+    device = upload(own)
+    ok(acl.rt.memcpy(device, 32, own.ctypes.data + 32, 32, HOST_TO_DEVICE))
+    assert device_bytes(device, 64) == bytes([*range(32, 64)] * 2)
+
+
+def test_the_page_behind_pinned_memory_is_nobodys() -> None:
+    ptr, _ = pinned(4096)
+    device = ok(acl.rt.malloc(64, 0))
+    assert acl.rt.memcpy(device, 64, ptr + 4096, 64, HOST_TO_DEVICE) == 107000
+    assert "never allocated" in acl.get_recent_err_msg()
+
+
 def test_overrun_of_pinned_memory_is_found() -> None:
     ptr, _ = pinned(64)
     device = ok(acl.rt.malloc(128, 0))
