@@ -258,7 +258,7 @@ class Stream:
         Work that runs already is not undone and may go on for a while.
         """
         with self._submit_lock:
-            for task in self._pending:
+            for task in self.pending():
                 task.drop()
             for fence in self._fences:
                 fence.is_aborted = True
