@@ -52,13 +52,12 @@ class DeviceConfig(msgspec.Struct, frozen=True):
         ),
     ] = 120_000
     hang_limit_ms: Annotated[
-        int,
+        PositiveInt | None,
         Meta(
-            ge=1,
-            description="A step that is not over after this gives the device up: the daemon "
-            "exits, to be started again (milliseconds).",
+            description="When a step is not over after this the daemon gives the device up and "
+            "exits, to be started again (milliseconds); empty: three times step_timeout_ms."
         ),
-    ] = 300_000
+    ] = None
     low_memory_mb: Annotated[
         float,
         Meta(
@@ -297,7 +296,7 @@ def conflicts(config: Config) -> list[str]:
             f"{cache.low_watermark_mb}"
         )
     device = config.device
-    if device.hang_limit_ms < device.step_timeout_ms:
+    if device.hang_limit_ms is not None and device.hang_limit_ms < device.step_timeout_ms:
         faults.append(
             f"device.hang_limit_ms: {device.hang_limit_ms} is below device.step_timeout_ms, "
             f"{device.step_timeout_ms}"

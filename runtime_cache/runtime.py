@@ -75,10 +75,9 @@ class Runtime:
         self.executor: Executor
         self.caches: Mapping[TenantName, CacheManager] = {}
         self.engine: EngineLoop
-        device = config.device
-        self.recovery = Recovery(
-            self._recover, hang_limit_ms=device.hang_limit_ms - device.step_timeout_ms
-        )
+        timeout_ms = config.device.step_timeout_ms
+        hang_limit_ms = config.device.hang_limit_ms or 3 * timeout_ms
+        self.recovery = Recovery(self._recover, hang_limit_ms=hang_limit_ms - timeout_ms)
         self.memory = MemoryWatch(self._read_memory, int(config.device.low_memory_mb * _MIB))
         self._watching: asyncio.Task[None] | None = None
         self._device: AclDevice | None = None

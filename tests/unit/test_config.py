@@ -86,6 +86,9 @@ EDGES = [
     ("cache.eviction_policy", ["lru", "slru"], ["LRU", "fifo", ""]),
     ("cache.low_watermark_mb", ["0", "256"], ["-0.1"]),
     ("cache.high_watermark_mb", ["256", "256.5", ""], ["-1", "255.9"]),
+    ("device.step_timeout_ms", ["1", "600000"], ["0", "-1"]),
+    ("device.hang_limit_ms", ["120000", "120001", ""], ["0", "119999"]),
+    ("engine.on_failed_step", ["recompute", "fail"], ["retry", ""]),
     ("cache.max_kept_percent", ["0", "100"], ["-1", "101", "0.5"]),
     ("cache.deterministic", ["true"], ["2"]),
     ("engine.max_overtakes", ["0", "1"], ["-1"]),
@@ -111,6 +114,11 @@ def test_values_beyond_the_edge_are_refused(path: str, text: str) -> None:
 def test_the_high_watermark_is_not_below_the_low_one() -> None:
     text = faults(flags={"cache.low_watermark_mb": "300", "cache.high_watermark_mb": "299"})
     assert "cache.high_watermark_mb: 299.0 is below cache.low_watermark_mb, 300.0" in text
+
+
+def test_the_limit_of_a_hang_is_not_below_the_time_of_a_step() -> None:
+    text = faults(flags={"device.step_timeout_ms": "300", "device.hang_limit_ms": "299"})
+    assert "device.hang_limit_ms: 299 is below device.step_timeout_ms, 300" in text
 
 
 def test_toml_is_typed_and_text_is_parsed(tmp_path: Path) -> None:
