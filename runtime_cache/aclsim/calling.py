@@ -282,7 +282,8 @@ def _note_refusal(full_name: str, args: Sequence[Any], error: Exception) -> None
 
 def _noted(full_name: str, failure: AclFailure) -> int:
     """Keeps a failure for the report, the error text and the last error; returns its code."""
-    ledger.note_failure(full_name, failure.code, failure.sentence)
+    if not failure.is_noted:
+        ledger.note_failure(full_name, failure.code, failure.sentence)
     recent_messages.add(f"{full_name}: {failure.sentence}")
     last_error.note(failure.code)
     return failure.code

@@ -20,12 +20,14 @@ class AclFailure(Exception):
     Attributes:
         code: the number the caller sees.
         sentence: what happened, for a person.
+        is_noted: the report of misuse has it already: synchronising tells it once more.
     """
 
-    def __init__(self, code: int, sentence: str) -> None:
+    def __init__(self, code: int, sentence: str, *, is_noted: bool = False) -> None:
         super().__init__(f"{code}: {sentence}")
         self.code = code
         self.sentence = sentence
+        self.is_noted = is_noted
 
 
 class _Sentences(threading.local):

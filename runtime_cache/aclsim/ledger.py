@@ -36,6 +36,7 @@ Kind = Literal[
     "gil",
 ]
 
+_BLAMELESS = (INJECTED, STOPPED, ABSENT)
 _TEARDOWN = ("acl.rt.free", "acl.rt.destroy", "acl.mdl.unload", "acl.mdl.destroy", "acl.destroy")
 _HOLDS_THE_REST = ("acl.rt.reset_device", "acl.rt.destroy_context")
 _GONE = (codes.UNINITIALIZE, codes.RT_CONTEXT_NULL, codes.RT_STREAM_CONTEXT, codes.RT_MODEL_CONTEXT)
@@ -115,7 +116,7 @@ class Ledger:
 
     def note_failure(self, where: str, code: int, sentence: str) -> None:
         """Keeps a failure that the program caused: not an injected one, not a benign code."""
-        if code not in NO_MISUSE and not sentence.startswith((INJECTED, STOPPED, ABSENT)):
+        if code not in NO_MISUSE and not any(words in sentence for words in _BLAMELESS):
             self.note_misuse(f"{where} -> {code}: {sentence}", _kind_of_failure(where, code))
 
 

@@ -235,7 +235,7 @@ class Stream:
         """
         failure, self._failure = self._failure or self._stopped, None
         if failure is not None:
-            raise AclFailure(failure.code, failure.sentence)
+            raise AclFailure(failure.code, failure.sentence, is_noted=True)
 
     def set_failure_mode(self, mode: int) -> None:
         """What happens after a failure: 0 later work goes on, 1 the whole context stops.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import runtime_cache.aclsim as acl
-from runtime_cache.aclsim import inspect, misuse, settings
+from runtime_cache.aclsim import faults, inspect, misuse, settings
 from runtime_cache.aclsim.ledger import MAX_MISUSES, Misuse, ledger
 from runtime_cache.aclsim.process import this_process
 from tests.support.aclsim import Run, compile_om, fresh_process, ok, pinned
@@ -198,6 +198,28 @@ def test_bad_calls_stand_once_with_their_number() -> None:
         assert acl.rt.malloc(0, 0) == (0, 100000)
     closed()
     assert found() == [("bad_call", "acl.rt.malloc -> 100000: size is 0 (3 times)")]
+
+
+def test_queued_work_that_failed_stands_once() -> None:
+    opened()
+    stream, ptr = ok(acl.rt.create_stream()), ok(acl.rt.malloc(64, 0))
+    ok(acl.rt.memset_async(ptr + 64, 64, 0, 64, stream))
+    assert acl.rt.synchronize_stream(stream) == 507013
+    (misuse,) = ledger.noted
+    assert misuse.sentence.startswith("queued acl.rt.memset_async -> 507013: ")
+
+
+def test_what_a_script_asked_for_is_no_misuse() -> None:
+    opened()
+    stream, ptr = ok(acl.rt.create_stream()), ok(acl.rt.malloc(64, 0))
+    ok(acl.rt.set_stream_failure_mode(stream, 1))
+    faults.inject("acl.rt.malloc", code=100000)
+    faults.inject("acl.rt.memset_async", code=507015, when="run")
+    assert acl.rt.malloc(64, 0)[1] == 100000
+    ok(acl.rt.memset_async(ptr, 64, 0, 64, stream))
+    assert acl.rt.synchronize_stream(stream) == 507015
+    assert acl.rt.memset_async(ptr, 64, 0, 64, stream) == 507015
+    assert list(ledger.noted) == []
 
 
 def test_the_oldest_go_beyond_a_thousand() -> None:
