@@ -61,12 +61,14 @@ class Run:
     Attributes:
         compiler: how it is found.
         is_fresh: throw away what an earlier run has kept for the same output.
+        device_bytes: memory of the device, where it is known better than by the table of SoCs.
         on_compiler: told which compiler was found, before any work.
         on_note: told what may go wrong later, before any work; sentences.
     """
 
     compiler: CompilerOptions = field(default_factory=CompilerOptions)
     is_fresh: bool = False
+    device_bytes: int | None = None
     on_compiler: Callable[[Compiler], None] = lambda compiler: None
     on_note: Callable[[str], None] = lambda note: None
 
@@ -252,7 +254,7 @@ def _write_export(
         check_soc_version(plan.target, plan.soc_version)
         check_arguments(plan, model.spec, release)
         reporter.planned(plan, model.label)
-        for note in _memory_notes(plan, model.spec):
+        for note in _memory_notes(plan, model.spec, run.device_bytes):
             run.on_note(note)
         reporter.stage("tokenizer")
         tokenizer = model.tokenizer()
@@ -290,9 +292,11 @@ def _draft(
     )
 
 
-def _memory_notes(plan: Plan, spec: ModelSpec) -> list[str]:
+def _memory_notes(plan: Plan, spec: ModelSpec, device_bytes: int | None) -> list[str]:
     """What the device will not hold, before hours are spent on it."""
-    return warnings(plan_memory(plan, spec)) if plan.target == "ascend" else []
+    if plan.target == "sim":
+        return []
+    return warnings(plan_memory(plan, spec, total_bytes=device_bytes))
 
 
 def _script(draft: Manifest, jobs: int | None) -> str:

@@ -218,7 +218,7 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         "--device-memory",
         type=_size,
         metavar="SIZE",
-        help="of the device, for --plan, where the SoC does not say",
+        help="of the device, where its SoC does not say: boards differ",
     )
     add("--fresh", action="store_true", help="forget what a failed conversion has kept")
 

@@ -139,7 +139,13 @@ def _convert(args: argparse.Namespace, console: Console) -> dict[str, object]:
     columns = (TextColumn("{task.description:<20}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         reporter = ConsoleReporter(console, progress)
-        run = convert.Run(_compiler_options(args), args.fresh, reporter.compiler, reporter.note)
+        run = convert.Run(
+            compiler=_compiler_options(args),
+            is_fresh=args.fresh,
+            device_bytes=args.device_memory,
+            on_compiler=reporter.compiler,
+            on_note=reporter.note,
+        )
         if args.from_export:
             bundle = convert.convert_export(
                 Path(args.source), args.output, args.soc_version, reporter, run

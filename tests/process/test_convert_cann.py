@@ -416,6 +416,7 @@ def test_a_plan_that_does_not_fit_is_noted_before_the_work(
     tree: CannTree, source: Path, output: Path, capsys: pytest.CaptureFixture[str]
 ):
     words = ("--target", "ascend", "--soc-version", "Ascend310B4", "--kv-capacity", "5GiB")
+    words += ("--device-memory", "4GiB")
     assert main([str(source), "--output", str(output), *words]) == 0
     told = said(capsys)
     assert "note: 1.3" in told

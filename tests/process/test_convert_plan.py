@@ -80,6 +80,7 @@ def test_a_split_model_names_both_files(config_alone: Path, capsys: pytest.Captu
 
 def test_what_does_not_fit(config_alone: Path, capsys: pytest.CaptureFixture[str]):
     words = ("--target", "ascend", "--soc-version", "Ascend310B4", "--kv-capacity", "5GiB")
+    words += ("--device-memory", "4GiB")
     assert main([str(config_alone), "--plan", *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "left nothing: " in printed

@@ -54,7 +54,7 @@ def test_a_wrong_environment_is_refused(variable: str, value: str, message: str)
     "changes",
     [
         {"memory_bytes": 5, "initial_use_bytes": 5},
-        {"soc_name": "Ascend310B4", "initial_use_bytes": 4 << 30},
+        {"soc_name": "Ascend310P3", "initial_use_bytes": 24 << 30},
         {"threads": -1},
         {"device_count": 0},
         {"gil_limit_ms": -1},
@@ -80,8 +80,7 @@ def test_memory_kind_follows_the_soc(soc_name: str, has_hbm: bool) -> None:
 @pytest.mark.parametrize(
     ("soc_name", "capacity_bytes", "mode"),
     [
-        ("Ascend310B4", 4 << 30, 0),
-        ("Ascend310B1", 8 << 30, 0),  # not known: boards of this SoC differ
+        ("Ascend310B4", 8 << 30, 0),  # not known: boards of this SoC differ
         ("Ascend310P3", 24 << 30, 1),
         ("Ascend910B4", 32 << 30, 1),
         ("Ascend910B2", 64 << 30, 1),

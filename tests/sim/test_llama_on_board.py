@@ -30,7 +30,7 @@ def board_bundle(
 async def test_a_hit_answers_as_a_miss_on_a_board(board_bundle: Bundle) -> None:
     async with watched(board_bundle, memory="") as host:
         config = this_process().config
-        assert (config.soc_name, config.capacity_bytes, config.mode) == (SOC, 4 << 30, 0)
+        assert (config.soc_name, config.capacity_bytes, config.mode) == (SOC, 8 << 30, 0)
         await check_every_hit_length(host, random_prompt(7, 21), Comparison())
         # All copies are of one kind there, and none had to be refused.
         assert set(inspect.report().copies) == {"D2D"}

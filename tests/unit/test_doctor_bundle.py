@@ -245,10 +245,10 @@ def test_memory_that_was_not_read() -> None:
 
 
 def test_a_plan_that_no_such_device_holds() -> None:
-    kv = KvSpec("float16", num_slots=1 << 25, num_groups=1, layers_per_group=2, row_elements=32)
-    finding = check_memory(made(kv=kv), None, None)
+    kv = KvSpec("float16", num_slots=1 << 27, num_groups=1, layers_per_group=2, row_elements=32)
+    finding = check_memory(made(kv=kv, soc_version="Ascend310P3"), None, None)
     assert finding.status == "warning"
-    assert finding.text.endswith("An Ascend310B4 is known with 4.00 GiB.")
+    assert finding.text.endswith("An Ascend310P3 is known with 24.00 GiB.")
 
 
 def test_om_of_a_real_soc(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def test_a_pool_below_one_sequence_is_not_advised():
 
 
 def test_weights_that_do_not_fit_alone():
-    plan = planned(soc_version="Ascend310B4")
+    plan = planned(soc_version="Ascend310B4", total_bytes=4 * GIB)
     assert "the weights alone do not fit" in warnings(plan)[0]
 
 
