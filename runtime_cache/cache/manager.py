@@ -33,6 +33,7 @@ from runtime_cache.errors import ConfigError, InternalError
 from runtime_cache.ids import BlockHash, BlockId, PrefixId
 
 _NO_MATCH = Match()
+_FAILED = CacheReport(0, "disabled", detail="looking it up failed: a bug of the daemon")
 
 
 class CacheManager:
@@ -154,7 +155,11 @@ class CacheManager:
         while nodes and not nodes[-1].is_indexed:
             nodes.pop()
         max_blocks = self.policy.cacheable(max_tokens) // self.block_size
-        self.index.extend_match(nodes, chain, max_blocks)
+        try:
+            self.index.extend_match(nodes, chain, max_blocks)
+        except Exception:  # as in `_look_up`
+            self.counters.failed_lookups += 1
+            nodes.clear()
         return len(nodes) * self.block_size
 
     def report(self, chain: HashChain, max_hit_tokens: int) -> CacheReport:
@@ -190,10 +195,8 @@ class CacheManager:
         Returns:
             The request's table, or None if there are too few blocks; then nothing has changed.
         """
-        match = best = self.match(chain, max_hit_tokens) if is_caching else _NO_MATCH
-        while match.source is not None and not self._has_room(match, num_tokens):
-            # The block to copy from may be the very one that is missing.
-            match = self.match(chain, len(match.nodes) * self.block_size)
+        found = self._look_up(chain, num_tokens, max_hit_tokens) if is_caching else None
+        match, best = found or (_NO_MATCH, _NO_MATCH)
         if not self._has_room(match, num_tokens):
             return None
         table = BlockTable(self.block_size, self.num_blocks_for(max(num_tokens, max_tokens)))
@@ -201,7 +204,11 @@ class CacheManager:
             is_caching and self.policy.is_enabled and (self.policy.is_auto or is_kept)
         )
         table.priority = priority
-        if is_caching and not is_retry:
+        if is_caching and found is None:
+            # What it computes stays out of an index that may be broken.
+            table.is_caching = False
+            table.report = None if is_retry else _FAILED
+        elif is_caching and not is_retry:
             self._count_match(match, num_tokens, max_hit_tokens)
             table.report = self._report(best, chain, max_hit_tokens)
             if match is not best:
@@ -356,6 +363,23 @@ class CacheManager:
 
     def _report(self, match: Match, chain: HashChain, max_hit_tokens: int) -> CacheReport:
         return report(match, chain, max_hit_tokens, self.policy, self.index, self._evicted)
+
+    def _look_up(
+        self, chain: HashChain, num_tokens: int, max_hit_tokens: int
+    ) -> tuple[Match, Match] | None:
+        """A match that there is room for, and the best one; None if looking fails.
+
+        Looking changes nothing, so an error of our own in it costs a hit and no more.
+        """
+        try:
+            match = best = self.match(chain, max_hit_tokens)
+            while match.source is not None and not self._has_room(match, num_tokens):
+                # The block to copy from may be the very one that is missing.
+                match = self.match(chain, len(match.nodes) * self.block_size)
+        except Exception:
+            self.counters.failed_lookups += 1
+            return None
+        return match, best
 
     def _has_room(self, match: Match, num_tokens: int) -> bool:
         num_new = self.num_blocks_for(num_tokens) - len(match.nodes)

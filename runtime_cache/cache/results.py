@@ -140,6 +140,7 @@ class CacheCounters:
         damaged_blocks: blocks given up because their KV, or that of a block before them, was read
             again and found damaged (see `verification`).
         collisions: blocks kept out of the index because another block has their digest.
+        failed_lookups: lookups that ended in an error of our own, and were taken for misses.
         reuses: admissions with a hit.
         reuse_gap_s: how long the reused prefixes had not been used, added up.
     """
@@ -158,6 +159,7 @@ class CacheCounters:
     dropped_blocks: int = 0
     damaged_blocks: int = 0
     collisions: int = 0
+    failed_lookups: int = 0
     reuses: int = 0
     reuse_gap_s: float = 0.0
 

@@ -11,7 +11,11 @@ import random
 import pytest
 
 from runtime_cache.cache import hashing
+from runtime_cache.cache.prefix_index import PrefixIndex
 from tests.support.engine_rig import EngineRig, expected_answer, limits
+
+#: Two blocks and a token.
+PROMPT = list(range(10, 19))
 
 
 class FewDigests:
@@ -67,3 +71,46 @@ def test_a_collision_is_told_as_what_it_is_for_the_request(monkeypatch: pytest.M
         assert (report.cached_tokens, report.reason) == (0, "cold")
         assert rig.pool.num_rows_written - before == 8
     assert rig.cache.counters.collisions >= 3  # met by each prompt, whenever it is committed
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_a_lookup_that_fails_is_a_miss(monkeypatch: pytest.MonkeyPatch, is_waiting: bool) -> None:
+    """The request is computed without the cache; the others, and the next ones, are not."""
+    rig = EngineRig(config=limits(max_running=1))
+    rig.arrive(PROMPT, max_tokens=2)
+    if not is_waiting:
+        rig.run()
+    with monkeypatch.context() as broken:
+        broken.setattr(PrefixIndex, "extend_match", _raise)
+        rig.arrive([*PROMPT, 50], max_tokens=2)
+        rig.run()
+    final = rig.finished(2)
+    assert final.usage.cache is not None
+    assert (final.usage.cache.reason, final.usage.cached_tokens) == ("disabled", 0)
+    assert final.usage.cache.detail == "looking it up failed: a bug of the daemon"
+    rig.arrive([*PROMPT, 50], max_tokens=2)
+    rig.run()
+    assert rig.finished(3).usage.cached_tokens == 9  # of the first request
+    for request_id, prompt in ((1, PROMPT), (2, [*PROMPT, 50]), (3, [*PROMPT, 50])):
+        assert rig.token_ids[request_id] == expected_answer(prompt, 2)
+    assert rig.cache.counters.failed_lookups >= 1
+
+
+def test_a_preempted_request_whose_lookup_fails_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = EngineRig(num_blocks=6)
+    prompts = [list(range(start, start + 7)) for start in (10, 30)]
+    for prompt in prompts:
+        rig.arrive(prompt, max_tokens=8)
+    while not rig.state.snapshot().engine.preemptions:
+        rig.step_done()
+    monkeypatch.setattr(PrefixIndex, "extend_match", _raise)
+    rig.run()
+    for request_id, prompt in enumerate(prompts, 1):
+        assert rig.token_ids[request_id] == expected_answer(prompt, 8)
+        report = rig.finished(request_id).usage.cache
+        assert report is not None
+        assert report.reason == "cold"  # of its first admission
+
+
+def _raise(*_: object) -> None:
+    raise ZeroDivisionError("a bug")
