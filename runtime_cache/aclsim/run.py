@@ -29,6 +29,7 @@ from runtime_cache.aclsim.process import this_process
 from runtime_cache.config import parse_bytes
 from runtime_cache.errors import ConfigError
 
+_LIBRARIES = {"site-packages", "dist-packages", "runtime_cache", "om_models"}
 _EPILOG = """\
 example:
   python -m runtime_cache.aclsim run --soc Ascend310B4 --misuse error classify.py net.om cat.npy
@@ -46,11 +47,11 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, ConfigError, OSError) as error:
         print(f"run: {error}", file=sys.stderr)
         return 2
-    before = set(sys.modules)
+    before, directory = set(sys.modules), os.path.dirname(os.path.realpath(options.program))
     sys.modules.update(acl_modules())
     watcher.watch()  # for programs that follow a device address
-    ended = _run(options.program, options.args, code)
-    _end_of_process(before, _directory(options.program))
+    ended = _run(options.program, options.args, code, directory)
+    _end_of_process(before, directory)
     ended = _with_report(ended, options)
     if ended.is_interrupted:
         _die_of_interrupt()
@@ -123,12 +124,12 @@ def _compile(program: str) -> Any:
         return error
 
 
-def _run(program: str, args: Sequence[str], code: Any) -> _Ended:
+def _run(program: str, args: Sequence[str], code: Any, directory: str) -> _Ended:
     """Runs the code as `__main__`, and ends with the exit code that Python would have."""
     module = _main_module(program)
     sys.argv = [program, *args]
     if not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
-        sys.path[0] = _directory(program)
+        sys.path[0] = directory
     sys.modules["__main__"] = module
     try:
         if isinstance(code, SyntaxError):
@@ -140,10 +141,6 @@ def _run(program: str, args: Sequence[str], code: Any) -> _Ended:
         _show(error)
         return _Ended(1, isinstance(error, KeyboardInterrupt))
     return _Ended()
-
-
-def _directory(program: str) -> str:
-    return os.path.dirname(os.path.realpath(program))
 
 
 def _main_module(program: str) -> ModuleType:
@@ -182,10 +179,18 @@ def _end_of_process(before: set[str], directory: str) -> None:
     threading._shutdown()  # type: ignore[attr-defined]  # no public way ends idle thread pools
     atexit._run_exitfuncs()
     for name in {*sys.modules} - before | {"__main__"}:
-        path = getattr(sys.modules[name], "__file__", None) or ""
-        if os.path.realpath(path).startswith(directory + os.sep):
+        if _is_own(sys.modules[name], directory):
             del sys.modules[name]
     gc.collect()
+
+
+def _is_own(module: Any, directory: str) -> bool:
+    """Whether a module is the program's, not a library's that happens to be installed below it."""
+    path = getattr(module, "__file__", None)
+    if not isinstance(path, str):
+        return False
+    below = os.path.relpath(os.path.realpath(path), directory).split(os.sep)
+    return below[0] != os.pardir and not _LIBRARIES & set(below)
 
 
 def _with_report(ended: _Ended, options: argparse.Namespace) -> _Ended:

@@ -170,6 +170,31 @@ def test_the_report_waits_for_threads_exit_handlers_and_destructors(programs: Pr
     assert done.stderr.endswith("and nothing that a card would not forgive\n")
 
 
+def test_modules_beside_the_program_let_go_of_what_they_hold_too(programs: Programs) -> None:
+    """Wherever the program has gone meanwhile; libraries below it stay."""
+    library = programs.path.parent / "env" / "site-packages"
+    library.mkdir(parents=True)
+    source = """
+import os
+class Says:
+    def __del__(self, write=os.write, name=__name__):
+        write(2, name.encode() + b"\\n")
+says = Says()
+"""
+    (programs.path.parent / "beside.py").write_text(source)
+    (library / "installed.py").write_text(source)
+    done = programs(
+        f"""
+        import os, sys
+        os.chdir("/")
+        sys.path.append({str(library)!r})
+        import beside, installed
+        """
+    )
+    assert done.returncode == 0
+    assert done.stderr == f"beside\n{WELL}installed\n"
+
+
 def test_a_forked_child_does_not_report(programs: Programs) -> None:
     done = programs(
         """
