@@ -46,7 +46,7 @@ class Report:
         unsettled.settle()  # whatever stands before it in its stream has ended
         try:
             self.function(self.user_data)
-        except Exception as error:
+        except BaseException as error:  # also SystemExit: the thread goes on
             ledger.note_misuse(f"a callback raised {error!r}, which vanishes on a card")
         finally:
             self.is_over.set()
@@ -191,7 +191,7 @@ class ExceptionCallback:
         self._infos[handle] = _info(failure, stream, device_id)
         try:
             self._function(handle)
-        except Exception as error:
+        except BaseException as error:  # SystemExit must not end the stream's thread
             self.set(None)
             ledger.note_misuse(
                 f"the exception callback raised {error!r}: a card would call a null pointer at the"

@@ -37,8 +37,7 @@ class Event:
     @property
     def num_waiting(self) -> int:
         """Waits of streams for this event that are not over."""
-        self._waits = [wait for wait in self._waits if not wait.is_reached]
-        return len(self._waits)
+        return sum(not wait.is_reached for wait in self._waits)
 
     @property
     def timestamp_us(self) -> int:
@@ -97,7 +96,7 @@ class Event:
         mark, over = self._mark, Mark()
         if mark is None:
             return
-        self._waits.append(over)
+        self._waits = [*(wait for wait in self._waits if not wait.is_reached), over]
 
         def wait() -> None:
             if not mark.wait(limit_s or None):

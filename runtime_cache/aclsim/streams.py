@@ -287,6 +287,7 @@ class Stream:
                 continue
             self._do(item)
             item.on_done()
+            item.work = item.on_done = _nothing  # what they hold must not outlive them
             if item.reads or item.writes:
                 unsettled.add(item)
             self._pending.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
@@ -354,6 +355,18 @@ def test_an_exception_callback_that_raises_is_never_called_again(stream: int) ->
     assert any(
         "the exception callback raised ValueError('no')" in m for m in inspect.report().misuses
     )
+
+
+def test_a_callback_that_exits_ends_neither_its_thread_nor_the_stream(
+    stream: int, worker: Worker
+) -> None:
+    ok(acl.rt.subscribe_report(worker.ident, stream))
+    ok(acl.rt.launch_callback(sys.exit, 3, BLOCK, stream))
+    assert worker.process() == 0
+    ok(acl.rt.set_exception_info_callback(sys.exit))
+    failing_copy(stream)
+    assert acl.rt.synchronize_stream(stream) == 507013
+    assert acl.rt.synchronize_stream(stream) == 0
 
 
 def test_the_exception_callback_must_be_callable() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import inspect, rt_events, rt_streams
+from runtime_cache.aclsim.process import this_process
 from tests.support.aclsim import fresh_process, ok
 
 SYNC, TIME_LINE = 1, 8
@@ -123,6 +124,15 @@ def test_a_wait_with_a_limit_fails_at_its_turn_and_the_work_behind_it_goes_on(
         ok(acl.rt.stream_wait_event(other, event))
         assert acl.rt.synchronize_stream(other) == 107019
     ok(acl.rt.set_op_wait_timeout(0))
+
+
+def test_waits_that_are_over_take_no_memory(stream: int, other: int) -> None:
+    event = ok(acl.rt.create_event())
+    for _ in range(100):
+        ok(acl.rt.record_event(event, stream))
+        ok(acl.rt.stream_wait_event(other, event))
+        ok(acl.rt.synchronize_stream(other))
+    assert len(this_process().events.get(event)._waits) == 1
 
 
 def test_a_device_has_65536_events() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -89,6 +90,18 @@ def test_a_pageable_buffer_is_read_at_the_call(stream: int) -> None:
         host[:] = 2
     ok(acl.rt.synchronize_stream(stream))
     assert device_bytes(device, 64) == bytes([1] * 64)
+
+
+def test_done_work_is_let_go_although_nobody_synchronised() -> None:
+    class Work:
+        def __call__(self) -> None: ...
+
+    works = [Work(), Work()]
+    gone = [weakref.ref(work) for work in works]
+    stream = Stream("stream", lambda failure: None, lambda: None)
+    stream.submit("acl.rt.memcpy_async", works.pop(), works.pop(), writes=((1 << 60, 64),))
+    stream.close()
+    assert [ref() for ref in gone] == [None, None]
 
 
 def test_a_copy_to_pageable_memory_has_happened_on_return(stream: int) -> None:
