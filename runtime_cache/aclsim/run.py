@@ -22,7 +22,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn, get_args
 
 from om_models.socs import SOCS
-from runtime_cache.aclsim import misuse, settings, watcher
+from runtime_cache.aclsim import children, misuse, settings, watcher
 from runtime_cache.aclsim.ledger import Misuse, ledger
 from runtime_cache.aclsim.module import acl_modules
 from runtime_cache.aclsim.process import this_process
@@ -42,13 +42,15 @@ def main(arguments: Sequence[str]) -> int:
     """Runs a program and returns its exit code; 2 if it cannot be started as asked."""
     options = _parse(arguments)
     try:
-        settings.configure(**_changes(options))
+        changes = _changes(options)
+        settings.configure(**changes)
         code = _compile(options.program)
     except (ValueError, ConfigError, OSError) as error:
         print(f"run: {error}", file=sys.stderr)
         return 2
     before, directory = set(sys.modules), os.path.dirname(os.path.realpath(options.program))
     sys.modules.update(acl_modules())
+    _prepare_children(changes)
     watcher.watch()  # for programs that follow a device address
     ended = _run(options.program, options.args, code, directory)
     _end_of_process(before, directory)
@@ -104,10 +106,20 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
     changes = {
         "soc_name": options.soc,
         "memory_bytes": None if options.memory is None else parse_bytes(options.memory),
-        "faults": options.faults,
+        "faults": None if options.faults is None else os.path.abspath(options.faults),
         "misuse": options.misuse,
     }
     return {name: value for name, value in changes.items() if value is not None}
+
+
+def _prepare_children(changes: dict[str, Any]) -> None:
+    """Processes that the program starts find the stand-in too, with the same settings."""
+    place = os.path.dirname(children.__file__)
+    sys.path.insert(1, place)  # what multiprocessing hands on
+    search = [place, os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, search))
+    for name, value in changes.items():
+        os.environ[settings.ENV_PREFIX + name.upper()] = str(value)
 
 
 def _compile(program: str) -> Any:
@@ -205,7 +217,7 @@ def _with_report(ended: _Ended, options: argparse.Namespace) -> _Ended:
 
 
 def _text(found: list[Misuse]) -> str:
-    config, calls = this_process().config, sum(ledger.calls.values())
+    config, calls = settings.current(), sum(ledger.calls.values())
     head = f"software device ({config.soc_name}): {calls} calls"
     if not found:
         return f"{head}, and nothing that a card would not forgive"
@@ -214,7 +226,7 @@ def _text(found: list[Misuse]) -> str:
 
 
 def _json(program: str, exit_code: int, found: list[Misuse]) -> str:
-    config = this_process().config
+    config = settings.current()
     return json.dumps(
         {
             "program": program,

@@ -195,6 +195,37 @@ says = Says()
     assert done.stderr == f"beside\n{WELL}installed\n"
 
 
+def test_processes_that_it_starts_find_the_same_acl(programs: Programs) -> None:
+    done = programs(
+        """
+        import multiprocessing, subprocess, sys
+
+        def ask(number):
+            import acl, acl.rt
+            acl.init()
+            acl.rt.set_device(0)
+            print(number, acl.get_soc_name(), acl.rt.get_mem_info(0)[1], acl.__name__, flush=True)
+
+        if __name__ == "__main__":
+            for number, method in enumerate(["spawn", "fork"]):
+                process = multiprocessing.get_context(method).Process(target=ask, args=(number,))
+                process.start()
+                process.join()
+            source = "import acl.rt; from acl import init; print(2, init(), acl.rt.__name__)"
+            subprocess.run([sys.executable, "-c", source], check=True)
+        """,
+        flags=("--soc", "Ascend310B4", "--memory", "1GiB", "--misuse", "error"),
+    )
+    assert done.stdout.splitlines() == [
+        "0 Ascend310B4 1073741824 acl",
+        "1 Ascend310B4 1073741824 acl",
+        "2 0 acl.rt",
+    ]
+    # The program itself has called nothing.
+    assert done.stderr == WELL.replace("310P3", "310B4")
+    assert done.returncode == 0
+
+
 def test_a_forked_child_does_not_report(programs: Programs) -> None:
     done = programs(
         """
@@ -281,7 +312,7 @@ def test_a_family_that_is_not_there_says_so(programs: Programs) -> None:
         (["run", "--soc", "Ascend1", "x.py"], "run: SoC 'Ascend1' is unknown; known: Ascend310B1"),
         (["run", "--memory", "much", "x.py"], 'run: "much" is not a size'),
         (["run", "--memory", "1MiB", "x.py"], "run: memory_bytes 1048576 must exceed"),
-        (["run", "--faults", "none.json", "x.py"], "run: fault script none.json: "),
+        (["run", "--faults", "/none.json", "x.py"], "run: fault script /none.json: "),
         (["walk"], "usage: python -m runtime_cache.aclsim run"),
         ([], "usage: python -m runtime_cache.aclsim run"),
     ],
