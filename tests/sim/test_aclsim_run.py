@@ -121,7 +121,12 @@ def test_it_ends_as_python_lets_it_end(
 
 
 def test_ctrl_c_ends_it_by_the_signal(programs: Programs) -> None:
-    done = programs(UNTIDY + "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    interrupt = (
+        "import os, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may ignore it
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    done = programs(UNTIDY + interrupt)
     assert done.returncode == -signal.SIGINT
     assert "KeyboardInterrupt\n" in done.stderr
     assert done.stderr.endswith(LEFT)
