@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from runtime_cache.aclsim import codes
 from runtime_cache.aclsim.atc_shapes import GearKind
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.mapping import round_up
+from runtime_cache.aclsim.om_check import contradiction
 
 MAGIC = b"RTCSIMOM"
 FORMAT_VERSION = 2
@@ -188,12 +190,14 @@ def read_om(path: str) -> OmFile:
 
     Raises:
         AclFailure: 145002 if it cannot be opened; 545001 if it was made for a real SoC, is
-            foreign, or its header or graph is damaged; 145006 if it is truncated.
+            foreign, or its header or graph is damaged or cannot be; 145006 if it is truncated.
     """
     absolute = Path(path).absolute()
     try:
+        if absolute.exists() and not absolute.is_file():  # a pipe would be waited for
+            raise AclFailure(codes.GE_MODEL_PATH_INVALID, f"cannot read {path}: it is no file")
         with absolute.open("rb") as file:
-            if not file.read(1):  # nothing to map
+            if os.fstat(file.fileno()).st_size == 0:  # nothing to map
                 raise _refused(path, "is not an .om file of the software device: it is empty")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             with mapped, memoryview(mapped) as view:
@@ -268,9 +272,13 @@ def _parse(view: memoryview, label: str) -> tuple[OmHeader, bytes, int]:
 
 def _decode(raw: bytes, label: str) -> OmHeader:
     try:
-        return msgspec.json.decode(raw, type=OmHeader)
-    except msgspec.DecodeError as error:
+        header = msgspec.json.decode(raw, type=OmHeader)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _refused(label, f"has an unreadable header: {error}") from error
+    why = contradiction(header)
+    if why is not None:
+        raise _refused(label, f"has a header that cannot be: {why}")
+    return header
 
 
 def _refused(label: str, why: str) -> AclFailure:

@@ -21,6 +21,8 @@ from runtime_cache.aclsim.settings import SimSettings
 
 # Severity "fatal": what ONNX Runtime has to say comes back as an exception.
 _QUIET = 4
+# Falling back, if it were on, would be to this one again, with words on standard output.
+_PROVIDERS = ["CPUExecutionProvider"]
 
 
 def new_session(om: OmFile, config: SimSettings) -> Any:
@@ -35,11 +37,11 @@ def new_session(om: OmFile, config: SimSettings) -> Any:
     """
     _check_external_weights(om)
     with _weights_file(om) as (directory, name, offset):
-        graph = _pointing_into(om.graph, name, offset)
         options = _session_options(config, directory)
         try:
-            return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ONNX Runtime raises many types, all mean the same here
+            graph = _pointing_into(om.graph, name, offset)
+            return ort.InferenceSession(graph, options, providers=_PROVIDERS, enable_fallback=0)
+        except Exception as error:  # ONNX and ONNX Runtime raise many types: all mean the same
             raise AclFailure(codes.GE_LOAD_MODEL, f"{om.label} does not load: {error}") from error
 
 
