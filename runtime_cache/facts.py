@@ -142,7 +142,7 @@ class DaemonFacts:
             },
             "device": {
                 **{role: _plain(c) for role, c in runtime.executor.counters.items()},
-                **_plain(runtime.executor.probes),
+                "probes": _plain(runtime.executor.probes),
                 "memory": self._memory(),
             },
             "ipc": {_server_name(server): _plain(server.counters) for server in self._servers},

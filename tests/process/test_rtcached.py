@@ -167,7 +167,8 @@ def test_environment_gives_options(null_bundle: Path, tmp_path: Path):
 
 
 def test_a_cap_above_the_pool_and_too_little_device_memory_are_warned_of(null_bundle: Path):
-    options = {"cache_cache_capacity": "1.5", "device_low_memory_mb": "8193"}  # of 8 GiB
+    options = {"cache_cache_capacity": "1.5", "device_low_memory_mb": "8193"}
+    options["sim_memory"] = "8GiB"
     with DaemonProcess(null_bundle, "sim:0", **options) as daemon:
         warning = daemon.wait_for("cache_capacity_capped")
         assert (warning["level"], warning["asked_gb"]) == ("warning", 1.5)

@@ -187,7 +187,7 @@ def check_idle(daemon: DaemonProcess) -> None:
     kinds = ("refused", "finished", "cancelled", "expired", "failed", "registered")
     assert sum(engine[kind] for kind in kinds) == engine["arrived"]
     assert engine["recomputed"] == sum(engine["recomputed_by"].values())
-    assert device["num_probes"] >= engine["failed_steps"] - engine["hung_steps"]
+    assert device["probes"]["num_probes"] >= engine["failed_steps"] - engine["hung_steps"]
 
 
 def resident_kib(process_id: int) -> int:

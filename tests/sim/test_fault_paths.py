@@ -304,8 +304,8 @@ async def test_a_step_that_fails_once_is_computed_again(
     assert "".join(piece.text for piece in pieces) == house.runtime.tokenizer.decode(tokens)
     stats = await client.stats()
     assert stats["engine"]["recomputed_by"] == {"failed_step": 1}
-    assert stats["engine"]["failed_steps"] == stats["device"]["num_probes"] == 1
-    assert (stats["engine"]["failed"], stats["device"]["num_failed"]) == (0, 0)
+    assert stats["engine"]["failed_steps"] == stats["device"]["probes"]["num_probes"] == 1
+    assert (stats["engine"]["failed"], stats["device"]["probes"]["num_failed"]) == (0, 0)
     await house.check(client)
 
 

@@ -22,7 +22,8 @@ POOL |= {"registered_prefixes", "pins", "block_size", "bytes_per_block", "capaci
 CACHE = {"queried_tokens", "hit_tokens", "hit_rate", "copied_tokens", "rounded_tokens"}
 CACHE |= {"requests_by_reason", "inserted_blocks", "evicted_blocks", "evicted_by"}
 CACHE |= {"evicted_unused_blocks", "evicted_idle_s", "superseded_blocks", "duplicate_blocks"}
-CACHE |= {"dropped_blocks", "damaged_blocks", "collisions", "reuses", "reuse_gap_s"}
+CACHE |= {"dropped_blocks", "damaged_blocks", "collisions", "failed_lookups"}
+CACHE |= {"reuses", "reuse_gap_s"}
 TENANT = {"share_percent", "capacity_tokens", "max_kept_blocks", "num_waiting", "num_running"}
 TENANT |= CACHE | POOL - {"block_size", "bytes_per_block"}
 
