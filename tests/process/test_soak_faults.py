@@ -166,11 +166,19 @@ async def measured(daemon: DaemonProcess, traffic: Traffic, seconds: float) -> N
     """The last life: nothing is left and nothing has grown when everybody has gone."""
     await asyncio.sleep(seconds / 2)
     before_kib = resident_kib(daemon.process.pid)
+    free_bytes = await asyncio.to_thread(free_device_memory, daemon)
     await asyncio.sleep(seconds / 2)
     growth_kib = resident_kib(daemon.process.pid) - before_kib
     await traffic.stop()
     await asyncio.to_thread(check_idle, daemon)
     assert growth_kib < MAX_GROWTH_KIB
+    assert await asyncio.to_thread(free_device_memory, daemon) == free_bytes
+
+
+def free_device_memory(daemon: DaemonProcess) -> int:
+    with AdminClient(daemon.admin_endpoint) as admin:
+        free_bytes: int = admin.stats()["device"]["memory"]["free_bytes"]
+        return free_bytes
 
 
 def check_idle(daemon: DaemonProcess) -> None:

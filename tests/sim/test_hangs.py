@@ -15,6 +15,7 @@ import pytest
 from om_models.bundle import Bundle
 from runtime_cache.aclsim import inspect
 from runtime_cache.aclsim.process import current_stream
+from runtime_cache.engine import recovery
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.commands import FailRequest, FinishRequest
 from runtime_cache.engine.request import BadLogits, Sampled
@@ -65,6 +66,12 @@ class Hanging(Served):
 
     def _impatient(self, timeout_ms: int) -> None:
         self.runtime.executor._step_timeout_ms = timeout_ms
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for the device thread between two turns does not wait long."""
+    monkeypatch.setattr(recovery, "TURN_MS", 10)
 
 
 @pytest.fixture(scope="module")
