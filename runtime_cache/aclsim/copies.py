@@ -31,8 +31,8 @@ _SIDES = {
 }
 
 
-# By (dst on the device, src on the device).
-_ACTUAL = {(False, False): "H2H", (False, True): "D2H", (True, False): "H2D", (True, True): "D2D"}
+# By whether dst is on the device, then by whether src is.
+_ACTUAL = (("H2H", "D2H"), ("H2D", "D2D"))
 
 
 def direction(dst: int, dst_max: int, src: int, count: int, kind: int) -> str:
@@ -44,8 +44,9 @@ def direction(dst: int, dst_max: int, src: int, count: int, kind: int) -> str:
         AclFailure: 100000 for a null pointer or an unknown kind, 107000 for a count of 0 or beyond
             `dst_max`, or for a kind that contradicts the addresses.
     """
-    sides = (is_device_address(dst), is_device_address(src))
-    actual = "" if this_process().config.has_one_memory else _ACTUAL[sides]
+    actual = _ACTUAL[is_device_address(dst)][is_device_address(src)]
+    if this_process().config.has_one_memory:
+        actual = ""
     return _direction(dst, dst_max, src, count, kind, actual)
 
 
@@ -73,8 +74,8 @@ def copy_now(context: Context, dst: int, dst_max: int, src: int, count: int, kin
         AclFailure: as `direction`; 107000 for ranges that are not usable.
     """
     memory = context.device.memory
-    sides = (is_device_address(dst), is_device_address(src))
-    actual = "" if memory.has_one_memory else _ACTUAL[sides]
+    to_device, from_device = is_device_address(dst), is_device_address(src)
+    actual = "" if memory.has_one_memory else _ACTUAL[to_device][from_device]
     way = _direction(dst, dst_max, src, count, kind, actual)
     if dst != src:
         pending = context.device.pending()
@@ -94,24 +95,24 @@ def copy_later(
             64-byte aligned.
     """
     memory = context.device.memory
-    sides = (is_device_address(dst), is_device_address(src))
-    actual = "" if memory.has_one_memory else _ACTUAL[sides]
+    to_device, from_device = is_device_address(dst), is_device_address(src)
+    actual = "" if memory.has_one_memory else _ACTUAL[to_device][from_device]
     way = _direction(dst, dst_max, src, count, kind, actual)
     if way == "H2H":
         raise AclFailure(codes.RT_FEATURE_NOT_SUPPORTED, "asynchronous host-to-host copy")
-    if sides[0] and dst % BASE_ALIGN_BYTES:
+    if to_device and dst % BASE_ALIGN_BYTES:
         raise _unaligned(dst)
-    if sides[1] and src % BASE_ALIGN_BYTES:
+    if from_device and src % BASE_ALIGN_BYTES:
         raise _unaligned(src)
     is_pinned = this_process().host_memory.is_pinned
-    if not sides[1] and not is_pinned(src):
+    if not from_device and not is_pinned(src):
         data = ctypes.create_string_buffer(ctypes.string_at(src, count), count)
         work = partial(_copy_kept, memory, dst, data, count, way)
         stream.submit("acl.rt.memcpy_async", work, writes=((dst, count),))
         return
     work = partial(_copy, memory, dst, src, count, way)
     stream.submit("acl.rt.memcpy_async", work, reads=((src, count),), writes=((dst, count),))
-    if not sides[0] and not is_pinned(dst):
+    if not to_device and not is_pinned(dst):
         stream.wait()
 
 

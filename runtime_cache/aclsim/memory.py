@@ -351,10 +351,13 @@ class DeviceMemory:
 
     def _translate(self, address: int, count_bytes: int, code: int) -> int:
         """Host address of a range. Call with the lock held."""
-        if not is_device_address(address):
+        if self.has_one_memory and is_device_address(address):
+            self._find(address, count_bytes, code)
+            return address
+        if address < DEVICE_BASE:
             self._host_memory.check(address, count_bytes, code)
             return address
-        allocation = self._find(address, count_bytes, code)
+        allocation = self.live.find(address, count_bytes, code)
         return allocation.host + address - allocation.base
 
     def _copy_large(self, dst: int, src: int, count_bytes: int, code: int) -> None:

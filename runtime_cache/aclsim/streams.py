@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import final
 
 from runtime_cache.aclsim import faults
 from runtime_cache.aclsim.codes import (
@@ -86,6 +87,7 @@ class _Faulty:
         self._work()
 
 
+@final
 class Fence:
     """A place in a queue: open once all that was queued before it has happened."""
 
@@ -180,9 +182,8 @@ class Stream:
         if fault is not None:
             work = _Faulty(fault, work)
         with self._submit_lock:
-            self._require_open()
-            if self._stopped is not None:
-                raise self._stopped
+            if self._is_closed or self._stopped is not None:
+                raise self._refusal()
             task = Task(function, work, on_done, reads, writes)
             if self.notes_threads:
                 task.thread_id = threading.get_native_id()
@@ -197,7 +198,8 @@ class Stream:
         """
         fence = Fence()
         with self._submit_lock:
-            self._require_open()
+            if self._is_closed:
+                raise self._refusal()
             self._fences.append(fence)
             self._queue.put(fence)
         return fence
@@ -208,10 +210,11 @@ class Stream:
             self.fence().acquire()
         unsettled.settle()
 
-    def _require_open(self) -> None:
-        """Nothing may follow the end of the queue: it would never have its turn."""
-        if self._is_closed:
-            raise AclFailure(RT_STREAM_CONTEXT, "the stream was destroyed by another thread")
+    def _refusal(self) -> AclFailure:
+        """Why nothing is queued any more: behind the end of the queue nothing has its turn."""
+        if self._is_closed or self._stopped is None:
+            return AclFailure(RT_STREAM_CONTEXT, "the stream was destroyed by another thread")
+        return self._stopped
 
     def synchronize(self, timeout_s: float = -1) -> None:
         """Blocks, without the GIL, until all that was queued so far has happened.
@@ -282,7 +285,7 @@ class Stream:
 
     def _work_off(self) -> None:
         while (item := self._queue.get()) is not None:
-            if isinstance(item, Fence):
+            if type(item) is Fence:
                 self._open(item)
                 continue
             self._do(item)
