@@ -7,6 +7,7 @@ lookup says exactly what earlier steps had done; the answer is then right.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,9 +15,10 @@ import pytest
 
 from om_models.bundle import Bundle
 from runtime_cache.aclsim import faults, inspect
-from runtime_cache.engine.commands import FailRequest
-from runtime_cache.ids import DEFAULT_TENANT
-from tests.support.served import BLOCK, Comparison, Served, check_idle, random_prompt, served
+from runtime_cache.engine.commands import EmitTokens, FailRequest, FinishRequest
+from runtime_cache.engine.request import NewRequest, SamplingParams
+from runtime_cache.ids import DEFAULT_TENANT, RequestId
+from tests.support.served import BLOCK, Comparison, Ear, Served, check_idle, random_prompt, served
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -75,3 +77,46 @@ async def test_each_call(
         assert host.runtime.cache.counters.dropped_blocks >= num_calls
         inspect.clear()  # what ran behind dropped work read what nobody had written
     comparison.report(record_property)
+
+
+SAMPLED = SamplingParams(
+    max_tokens=8,
+    temperature=1.0,
+    seed=5,
+    repetition_penalty=1.1,
+    presence_penalty=0.5,
+    logprobs=2,
+    stop=("no such text",),
+    ignore_eos=True,
+)
+
+
+async def sampled(host: Served) -> list[EmitTokens]:
+    """The pieces of a sampled answer, computed from nothing."""
+    host.engine.evict(None)
+    ear = Ear()
+    tokens = np.array(PROMPT, dtype=np.int32)
+    detokenizer = host.runtime.tokenizer.detokenizer(is_continuation=True)
+    request = NewRequest(host._new_id(), tokens, SAMPLED, detokenizer=detokenizer)
+    host.engine.submit(request, ear)
+    assert isinstance(await ear.final, FinishRequest)
+    return [replace(piece, request_id=RequestId(0)) for piece in ear.emitted]
+
+
+@pytest.mark.parametrize("when", ["call", "run"])
+async def test_a_sampled_answer_goes_on_with_its_random_stream(
+    coded_bundle: Bundle, when: Literal["call", "run"]
+) -> None:
+    """Tokens, text and log-probabilities are those of a run in which nothing failed.
+
+    The model's logits are integers, so they are the same whichever way a token is computed.
+    """
+    async with served(coded_bundle) as host:
+        right = await sampled(host)
+        assert len({piece.token_ids for piece in right}) > 4
+        for call in range(1, 10):
+            fault = faults.inject(EXECUTE, code=507015, call=call, when=when)
+            assert await sampled(host) == right
+            assert fault.has_fired
+        assert host.engine.state.snapshot().engine.recomputed == 9
+        inspect.clear()  # what ran behind dropped work read what nobody had written
