@@ -60,7 +60,7 @@ WEATHER: tuple[dict[str, Any], ...] = (
     {"function": COPY, "when": "run", "code": 507013, "probability": 0.002},
     {"function": COPY, "when": "call", "code": 207018, "probability": 0.002},
     {"function": EXECUTE, "when": "run", "delay_ms": 20, "probability": 0.01},
-    {"function": EXECUTE, "when": "run", "hang_ms": 700, "probability": 0.003},
+    {"function": EXECUTE, "when": "run", "hang_ms": 1300, "probability": 0.003},
 )
 
 
@@ -72,7 +72,7 @@ def lost(call: int) -> Life:
 def hung(call: int) -> Life:
     """The run of that number does not end."""
     fault = {"function": EXECUTE, "when": "run", "hang_ms": 10**7, "call": call}
-    return Life(5, fault, hang_limit_ms=1500)
+    return Life(5, fault, hang_limit_ms=2500)
 
 
 class Host:
@@ -101,7 +101,7 @@ class Host:
     def _config(self, life: Life) -> str:
         return f"""
             [device]
-            step_timeout_ms = 500
+            step_timeout_ms = 1000
             hang_limit_ms = {life.hang_limit_ms}
             memory_check_s = 0.2
             [cache]
