@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 USAGE = """\
@@ -22,6 +23,7 @@ def main(arguments: list[str]) -> int:
     if tool == ["atc"]:
         from runtime_cache.aclsim import atc
 
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # half-written files go
         return atc.main(rest)
     asks = tool in (["-h"], ["--help"])
     print(USAGE, file=sys.stdout if asks else sys.stderr)

@@ -45,7 +45,9 @@ from runtime_cache.aclsim.atc_trial import TrialRuns
 from runtime_cache.aclsim.atc_weights import (
     ExternalWeights,
     Weight,
+    external_weights,
     find_weights,
+    made_directory,
     place_in_section,
     section_chunks,
 )
@@ -58,6 +60,7 @@ from runtime_cache.aclsim.settings import SimSettings
 
 _WORKSPACE_STEP_BYTES = 2 << 20
 _HELP = ("--help", "--h", "-h")
+_INTERRUPTED = 130  # as shells have it
 
 
 class AtcTables(msgspec.Struct, frozen=True):
@@ -95,6 +98,9 @@ def main(arguments: Sequence[str]) -> int:
     except AtcError as error:
         print(f"{error.code}: {error.reason}\nATC run failed, please check the reason above.")
         return 1
+    except KeyboardInterrupt:
+        print("ATC run failed: interrupted. Nothing was written.")
+        return _INTERRUPTED
     print("ATC run success, welcome to the next use.")
     return 0
 
@@ -120,6 +126,8 @@ def compile_model(options: AtcOptions) -> Path:
         AtcError: the model or its shapes are refused, or a file cannot be written; no file is
             left behind.
     """
+    if not options.has_plain_paths:
+        _progress("the real ATC refuses these paths (E10001): a-z A-Z 0-9 - . _ / and Chinese only")
     _progress("read model")
     model = read_model(options.model)
     _progress(f"check {len(model.graph.node)} nodes")
@@ -130,22 +138,16 @@ def compile_model(options: AtcOptions) -> Path:
         model, options.input_shape, options.ranges, has_gears=options.gears is not None
     )
     weights = find_weights(model, options.model.parent)
-    external = ExternalWeights(options.output.parent, options.output.name)
     try:
-        store = _store(weights, options, external)
-        trial = TrialRuns(model, weights, options.model.parent, inputs)
-        shapes = _compile_shapes(model, inputs, trial, options)
-        header = _header(model, options, shapes, store, has_atc_rules=keeps_rules)
-        target = _write(model, header, store, options)
+        with made_directory(options.output.parent), external_weights(options.output) as external:
+            store = _store(weights, options, external)
+            trial = TrialRuns(model, weights, options.model.parent, inputs)
+            shapes = _compile_shapes(model, inputs, trial, options)
+            header = _header(model, options, shapes, store, has_atc_rules=keeps_rules)
+            return _write(model, header, store, options)
     except OSError as error:
-        external.undo()
         reason = f"cannot write [{options.output}]: {error}"
         raise AtcError("E10001", f"--output: {reason}") from error
-    except BaseException:
-        external.undo()
-        raise
-    external.keep()
-    return target
 
 
 def _check_rules(model: onnx.ModelProto, options: AtcOptions) -> bool:

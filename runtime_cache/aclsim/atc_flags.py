@@ -64,8 +64,8 @@ def split_flags(arguments: Sequence[str]) -> dict[str, str]:
         Values by name; `no-atc-rules` stands there with an empty value if it was given.
 
     Raises:
-        AtcError: E10003 unknown or refused, E10004 empty, E10001 given twice or not one of its
-            values, E10005 neither true nor false, E10006 neither 0 nor 1.
+        AtcError: E10003 unknown or refused, E10004 empty, E10001 given twice, not UTF-8 or not one
+            of its values, E10005 neither true nor false, E10006 neither 0 nor 1.
     """
     flags: dict[str, str] = {}
     rest = list(arguments)
@@ -98,6 +98,8 @@ def _known(argument: str) -> str:
 
 
 def _check_value(name: str, value: str, flag: Flag) -> None:
+    if value != value.encode("utf-8", "replace").decode():
+        raise AtcError("E10001", f"value {value!a} for parameter [--{name}] is not UTF-8")
     if flag.kind == "choice" and value not in flag.values:
         raise _invalid("E10001", name, value, f"not one of: {', '.join(flag.values)}")
     if flag.kind == "flag01" and value not in ("0", "1"):

@@ -18,6 +18,7 @@ from runtime_cache.aclsim.om import TensorInfo
 
 OpsetRanges = Mapping[str, Sequence[tuple[int, int]]]
 _DEFAULT_DOMAINS = ("", "ai.onnx")
+_MAX_MODEL_BYTES = (1 << 31) - 1  # of protobuf
 #: Operators whose output shape depends on the values of their inputs.
 DATA_DEPENDENT_OPS = frozenset(("NonZero", "Unique", "NonMaxSuppression", "Compress"))
 
@@ -29,6 +30,11 @@ def read_model(path: Path) -> onnx.ModelProto:
         AtcError: E10014 unreadable, E16004 no graph, E16001 no node.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise AtcError("E10014", f"cannot read model [{path}]: it is no file")
+        if path.stat().st_size > _MAX_MODEL_BYTES:
+            reason = "it is larger than 2 GiB: save it with external data"
+            raise AtcError("E10014", f"cannot read model [{path}]: {reason}")
         model = onnx.load_model(path, load_external_data=False)
     except (OSError, DecodeError) as error:
         raise AtcError("E10014", f"cannot read model [{path}]: {error}") from error

@@ -35,6 +35,8 @@ _FRAMEWORK_ONNX = "5"
 _PATHS = ("model", "output", "om", "json")
 _MIXED = ("mixed_float16", "mixed_bfloat16", "mixed_hif8")
 _OUT_NODE = re.compile(r"(.+):(\d+)")
+#: `CheckOutputPathValid` of hicann/ge: what the resolved path of a model and an output may hold.
+_PATH = re.compile("[\u4e00-\u9fa5A-Za-z0-9./_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,12 @@ class AtcOptions:
     host: str = ""
     has_atc_rules: bool = True
     shows_info: bool = False
+
+    @property
+    def has_plain_paths(self) -> bool:
+        """Whether ATC takes the paths: it refuses spaces and most signs (E10001)."""
+        paths = (str(self.model.resolve()), str(self.output))
+        return all(_PATH.fullmatch(path) for path in paths)
 
 
 def parse_options(arguments: Sequence[str], soc_versions: Sequence[str]) -> AtcOptions:
@@ -118,6 +126,9 @@ def _check_together(flags: Mapping[str, str], soc_versions: Sequence[str]) -> No
     """What options have to do with each other and with the SoC."""
     if "precision_mode" in flags and "precision_mode_v2" in flags:
         raise AtcError("E10001", "--precision_mode and --precision_mode_v2 exclude each other")
+    if flags["output"].endswith("/") or Path(flags["output"]).name in ("", ".."):
+        reason = f"value [{flags['output']}] for parameter [--output] names a directory, no file"
+        raise AtcError("E10001", reason)
     soc_version = flags["soc_version"]
     if soc_version not in soc_versions:
         known = ", ".join(soc_versions)

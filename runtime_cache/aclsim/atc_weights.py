@@ -7,6 +7,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -211,6 +212,36 @@ class ExternalWeights:
                 path.rmdir()
             else:
                 path.unlink()
+
+
+@contextmanager
+def external_weights(output: Path) -> Iterator[ExternalWeights]:
+    """Files of weights beside an `.om`, which stay if the block ends well."""
+    external = ExternalWeights(output.parent, output.name)
+    try:
+        yield external
+    except BaseException:
+        external.undo()
+        raise
+    external.keep()
+
+
+@contextmanager
+def made_directory(directory: Path) -> Iterator[None]:
+    """Makes the directory of the output, as ATC does; it goes again if the block fails.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for each in missing:
+            with suppress(OSError):  # others may have put something there
+                each.rmdir()
+        raise
 
 
 def _write(directory: Path, parts: Iterable[Iterable[bytes]]) -> tuple[str, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from runtime_cache.aclsim import atc
-from runtime_cache.aclsim.atc_options import AtcError, parse_options
+from runtime_cache.aclsim.atc_graph import read_model
+from runtime_cache.aclsim.atc_options import AtcError, AtcOptions, parse_options
 from runtime_cache.aclsim.om import read_om
 from tests.support.aclsim import GEARS, STATIC, add_model, compile_om
 
@@ -253,10 +255,70 @@ def test_the_program_reports_failure(tmp_path: Path) -> None:
     assert run_atc("compile").returncode == 2
 
 
-def test_an_unwritable_output_is_refused(tmp_path: Path) -> None:
+def options_for(tmp_path: Path, output: str, *flags: str) -> AtcOptions:
     source = tmp_path / "model.onnx"
     onnx.save_model(add_model(), source)
-    flags = ["--framework=5", f"--model={source}", f"--output={tmp_path / 'none' / 'out'}"]
-    options = parse_options([*flags, "--soc_version=Ascend310P3", *STATIC], SOCS)
-    with pytest.raises(AtcError, match="cannot write"):
+    given = ["--framework=5", f"--model={source}", f"--output={output}", *flags]
+    return parse_options([*given, "--soc_version=Ascend310P3", *STATIC], SOCS)
+
+
+def test_the_directory_of_the_output_is_made(tmp_path: Path) -> None:
+    options = options_for(tmp_path, str(tmp_path / "new" / "er" / "out"))
+    assert atc.compile_model(options) == tmp_path / "new" / "er" / "out.om"
+
+
+def test_a_directory_that_was_made_goes_when_the_model_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(atc, "_check_loads", interrupt)
+    options = options_for(tmp_path, str(tmp_path / "new" / "out"), "--external_weight=1")
+    with pytest.raises(KeyboardInterrupt):
         atc.compile_model(options)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_an_unwritable_output_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    options = options_for(tmp_path, str(tmp_path / "file" / "out"))
+    with pytest.raises(AtcError, match="cannot write") as refused:
+        atc.compile_model(options)
+    assert refused.value.code == "E10001"
+
+
+@pytest.mark.parametrize("output", ["/", ".", "..", "out/"])
+def test_an_output_that_is_a_directory_is_refused(tmp_path: Path, output: str) -> None:
+    with pytest.raises(AtcError, match="names a directory") as refused:
+        options_for(tmp_path, output)
+    assert refused.value.code == "E10001"
+
+
+def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    done = run_atc("atc", *STATIC, "--framework=5", os.fsdecode(b"--output=a\xffb"))
+    assert done.returncode == 1
+    assert "E10001: value 'a\\udcffb' for parameter [--output] is not UTF-8" in done.stdout
+
+
+def test_a_pipe_is_no_model_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(AtcError, match="it is no file"):
+        read_model(tmp_path / "pipe")
+
+
+def test_a_model_beyond_what_protobuf_reads_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "large.onnx"
+    with path.open("wb") as file:
+        file.truncate(1 << 31)
+    with pytest.raises(AtcError, match="larger than 2 GiB") as refused:
+        read_model(path)
+    assert refused.value.code == "E10014"
+
+
+def test_paths_that_only_the_software_device_takes_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, is_named in (("plain-1.0_x", False), ("with space", True), ("a+b", True)):
+        atc.compile_model(options_for(tmp_path, str(tmp_path / name)))
+        assert ("the real ATC refuses these paths" in capsys.readouterr().out) == is_named
