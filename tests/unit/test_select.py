@@ -108,7 +108,7 @@ def test_a_module_that_cannot_be_loaded(vendor: Path, text: str, advice: str) ->
 
 def test_a_package_that_is_not_even_of_this_python(vendor: Path) -> None:
     vendor.write_text("print 'Python 2'\n")
-    with pytest.raises(ConfigError, match="ends with SyntaxError: .*; pyACL does not: another"):
+    with pytest.raises(ConfigError, match=r"ends with SyntaxError: .*; pyACL does not: another"):
         load_acl("npu:0")
 
 
