@@ -127,8 +127,8 @@ class Runtime:
         """Unload, free and finalise. To be called when no step is in flight. Idempotent.
 
         Raises:
-            DeviceError: the first failure, after everything was tried; code 507046 if a step that
-                timed out still runs, in which case nothing was released.
+            StepTimeout: a step that timed out still runs, so nothing was released.
+            DeviceError: the first failure, after everything was tried.
         """
         if self._is_closed:
             return

@@ -16,8 +16,6 @@ from runtime_cache.errors import AclError, DeviceLost, OutOfDeviceMemory
 REPEAT_INITIALIZE = 100002
 #: `acl.finalize`: another library of this process was first; harmless.
 REPEAT_FINALIZE = 100037
-#: `synchronize_stream_with_timeout`: expired; the work goes on.
-STREAM_SYNC_TIMEOUT = 507046
 
 
 class AclClass(Enum):

@@ -248,7 +248,7 @@ class AclDevice:
         """Waits for all queued work (the interpreter runs other threads meanwhile).
 
         Raises:
-            AclError: queued work failed, or code 507046: it was not done in time and goes on.
+            AclError: queued work failed; with a code of the class TIMEOUT it goes on, or may.
             DeviceLost: a sticky failure.
         """
         code = self.acl.rt.synchronize_stream_with_timeout(self.stream, timeout_ms)

@@ -37,6 +37,8 @@ from runtime_cache.errors import (
 
 #: How often a device is asked whether it still works before it counts as lost.
 MAX_PROBES = 3
+#: The copy of a few bytes that takes longer has not ended [milliseconds].
+_PROBE_TIMEOUT_MS = 5_000
 
 Logits = npt.NDArray[np.float32]
 Queued = TypeVar("Queued")
@@ -171,7 +173,9 @@ class Executor:
         self.resynchronize()
         write_inputs(batch, runnable.inputs, self.layout.rows_per_slot)
         wanted = [index for index, row in enumerate(batch.rows) if row.sampler is not None]
-        moved = self._run_queued(lambda: self._queue(batch, runnable, wanted))
+        moved = self._run_queued(
+            lambda: self._queue(batch, runnable, wanted), self._step_timeout_ms
+        )
         self._count(batch, moved)
         return _rows(runnable.model.outputs.logits, wanted)
 
@@ -197,7 +201,9 @@ class Executor:
             StepTimeout: so too; or an earlier step has not ended, and is not waited for.
         """
         self.resynchronize(timeout_ms=1)
-        rows = self._run_queued(lambda: self._reader.queue(first_slot, num_tokens))
+        rows = self._run_queued(
+            lambda: self._reader.queue(first_slot, num_tokens), self._step_timeout_ms
+        )
         return rows.tobytes()
 
     def resynchronize(self, timeout_ms: int | None = None) -> None:
@@ -284,7 +290,7 @@ class Executor:
             )
         return runnable
 
-    def _run_queued(self, queue: Callable[[], Queued]) -> Queued:
+    def _run_queued(self, queue: Callable[[], Queued], timeout_ms: int) -> Queued:
         """Queues all of it, waits once."""
         self._is_in_flight = True
         try:
@@ -296,15 +302,16 @@ class Executor:
             # What was queued before still reads the staging buffers; the first error is reported,
             # unless it is not over.
             with suppress(DeviceLost):
-                self._settle(self._step_timeout_ms)
+                self._settle(timeout_ms)
             raise
-        self._wait(self._step_timeout_ms)
+        self._wait(timeout_ms)
         return queued
 
     def _probe(self) -> None:
         """Two questions: the driver's opinion, and whether the null block's zeros arrive."""
         self._device.check_status()
-        null = self._run_queued(self._reader.queue_null)
+        timeout_ms = min(self._step_timeout_ms, _PROBE_TIMEOUT_MS)
+        null = self._run_queued(self._reader.queue_null, timeout_ms)
         if null.any():
             detail = "the null block of the KV pool is not zero"
             raise AclError("acl.rt.memcpy_async", 0, "wrong bytes", detail)
