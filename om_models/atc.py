@@ -7,8 +7,10 @@ The real compiler and the software device's take the same line; only the program
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from om_models.atc_table import Release, complaints
 from om_models.contract import GraphContract, TensorSpec, gear_sizes
@@ -21,6 +23,9 @@ from runtime_cache.errors import ConversionError
 FRAMEWORK_ONNX = 5
 #: The software device's compiler, as arguments of Python.
 SOFTWARE_ATC = ("-m", "runtime_cache.aclsim", "atc")
+#: What ATC's own check of `--model` and `--output` does not let through (E10001); the former is
+#: checked with its links followed. Source: hicann/ge, base/common/util.cc, and older releases.
+_FOREIGN = re.compile("[^\u4e00-\u9fa5A-Za-z0-9./_-]")
 #: Options that a user may replace by `--atc-option`; those not here follow from the model.
 DEFAULTS = {
     # The graph says itself which islands are float32; nothing is to be cast behind its back.
@@ -61,6 +66,20 @@ def check_arguments(plan: Plan, spec: ModelSpec, release: Release | None) -> Non
     )
     if found:
         raise ConversionError("ATC would refuse its options: " + "; ".join(found))
+
+
+def check_paths(target: Target, *paths: Path) -> None:
+    """Refuse early what a real ATC would refuse when everything is written.
+
+    Raises:
+        ConversionError: a path, links followed, has other characters than ATC takes.
+    """
+    for path in paths:
+        if target == "ascend" and (found := _FOREIGN.search(str(path.resolve()))):
+            raise ConversionError(
+                f"ATC refuses the path {path.resolve()} for its {found[0]!r}: it takes letters,"
+                " digits, `-`, `_` and `.`; use another directory"
+            )
 
 
 def check_soc_version(target: Target, soc_version: str) -> None:

@@ -158,6 +158,10 @@ _SIGNS = (
         "atc does not find the driver's library: on a host without a card, LD_LIBRARY_PATH needs"
         " CANN's <arch>-linux/devlib (set by --cann if it is there)",
     ),
+    (
+        "The path can only contain",
+        "ATC takes paths of letters, digits, `-`, `_` and `.` only, links followed: move the files",
+    ),
     ("No space left on device", "the disk is full: where ATC works, or the directory for --output"),
     ("Cannot allocate memory", "the host has too little memory: --compile-jobs 1 needs the least"),
 )

@@ -26,6 +26,9 @@ _PARTS = {
     "TEFUSION": "compilation of operators",
 }
 
+#: Colours and the like, and what else would disturb a terminal that a message is printed to.
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffd]")
+
 Progress = Callable[[int, int], None]
 Part = Callable[[str], None]
 
@@ -47,6 +50,7 @@ class AtcLog:
 
     def feed(self, line: str) -> None:
         """The next line of output, without its end."""
+        line = _CONTROL.sub("", line)
         self._lines.append(line)
         if gear := _GEAR.search(line):
             self._on_progress(int(gear[1]), int(gear[2]))

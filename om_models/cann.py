@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,15 @@ _VERSION_LINES = re.compile(
     re.MULTILINE,
 )
 _DRIVER_LIBRARY = "libascend_hal.so"
+#: As a user's shell takes it: what the script returns is not asked, its variables stand.
+_SOURCING = '. "$1" >/dev/null || :; exec "$2" -0'
+#: Imports everything, whatever the modules print or raise meanwhile.
+_IMPORTING = """\
+import importlib, sys
+for name in sys.argv[1:]:
+    try: importlib.import_module(name)
+    except BaseException: print("missing", name, flush=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -87,8 +97,8 @@ class Cann:
 def find_cann(directory: Path | None = None, environ: Mapping[str, str] = os.environ) -> Cann:
     """The installation to compile with.
 
-    Looked for in: `directory`; what the shell has sourced; an `atc` on the PATH, which then runs in
-    the present environment; the usual places.
+    Looked for in: `directory`; what the shell has sourced; an `atc` on the PATH, which runs in the
+    present environment if it belongs to no installation; the usual places.
 
     Args:
         directory: the user's choice, and then nothing else is tried.
@@ -97,20 +107,24 @@ def find_cann(directory: Path | None = None, environ: Mapping[str, str] = os.env
         ConversionError: there is none, or it has no `set_env.sh`, or no `atc` after sourcing it.
     """
     if directory is not None:
-        return _sourced(directory.expanduser(), environ)
+        return _sourced(directory.expanduser().absolute(), environ)
     for name in HOME_VARIABLES:
         if environ.get(name) and find_set_env(Path(environ[name])):
             return _sourced(Path(environ[name]), environ)
     clean = scrubbed(environ)
     if program := shutil.which("atc", path=clean.get("PATH", "")):
         home = _home_of(Path(program))
+        if home and find_set_env(home):
+            return _sourced(home, environ)
         return Cann(home, Path(program), clean, read_release(home) if home else None)
     for place in WELL_KNOWN:
         if find_set_env(path := Path(place.replace("~", environ.get("HOME", "~"), 1))):
             return _sourced(path, environ)
+    named = [f"{name}={environ[name]}" for name in HOME_VARIABLES if environ.get(name)]
+    stale = f", and no set_env.sh where {' and '.join(named)} says" if named else ""
     raise ConversionError(
-        "atc is not on the PATH: source set_env.sh of CANN or name its directory by --cann; or use"
-        " --export-only here and --from-export on a host that has CANN"
+        f"atc is not on the PATH{stale}: source set_env.sh of CANN or name its directory by --cann;"
+        " or use --export-only here and --from-export on a host that has CANN"
     )
 
 
@@ -126,9 +140,10 @@ def read_release(home: Path) -> Release | None:
     """What the installation says of itself; None if no file does, nor the directory's name."""
     patterns = ("*-linux/ascend_toolkit_install.info", "version.cfg", "*/version.info")
     for path in (path for pattern in patterns for path in sorted(home.glob(pattern))):
-        for text in _VERSION_LINES.findall(path.read_text("utf-8", "replace")):
-            if release := Release.parse(text):
-                return release
+        with suppress(OSError):  # not for this user to read
+            for text in _VERSION_LINES.findall(path.read_text("utf-8", "replace")):
+                if release := Release.parse(text):
+                    return release
     return Release.parse(home.resolve().name.removeprefix("cann-"))
 
 
@@ -154,15 +169,9 @@ def missing_modules(environment: Mapping[str, str]) -> list[str]:
     python = shutil.which("python3", path=environment.get("PATH", ""))
     if python is None:
         raise ConversionError("ATC needs a python3, and none is on the PATH that set_env.sh leaves")
-    program = (
-        "import importlib, sys\n"
-        "for name in sys.argv[1:]:\n"
-        "    try: importlib.import_module(name)\n"
-        "    except Exception: print(name, flush=True)\n"
-    )
     try:
         said = subprocess.run(
-            [python, "-c", program, *PYTHON_MODULES],
+            [python, "-c", _IMPORTING, *PYTHON_MODULES],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -171,9 +180,13 @@ def missing_modules(environment: Mapping[str, str]) -> list[str]:
         ).stdout
     except subprocess.TimeoutExpired as error:
         said = error.stdout or b""
-    except (OSError, subprocess.CalledProcessError) as error:
+    except subprocess.CalledProcessError as error:
+        last = [f"exit code {error.returncode}", *_lines(error.stderr)][-1]
+        raise ConversionError(f"ATC's Python, {python}, does not start: {last}") from error
+    except OSError as error:
         raise ConversionError(f"ATC's Python, {python}, does not start: {error}") from error
-    return [PYTHON_MODULES[n] for n in said.decode().split() if n in PYTHON_MODULES]
+    found = _lines(said)
+    return [package for name, package in PYTHON_MODULES.items() if f"missing {name}" in found]
 
 
 def check_python(cann: Cann) -> None:
@@ -212,23 +225,33 @@ def _sourced(home: Path, environ: Mapping[str, str]) -> Cann:
     script = find_set_env(home)
     if script is None:
         raise ConversionError(f"{home} holds no set_env.sh: it is not a CANN installation")
-    environment = _with_driver_stub(_environment_after(script, scrubbed(environ)), home)
+    environment, said = _environment_after(script, scrubbed(environ))
+    home = _chosen(home, environment)
     program = shutil.which("atc", path=environment.get("PATH", ""))
     if program is None:
         raise ConversionError(
             f"{script} puts no atc on the PATH: the CANN toolkit (not only the runtime) is needed"
+            + "".join(f"\nit said: {line}" for line in said)
         )
-    return Cann(home, Path(program), environment, read_release(home))
+    return Cann(home, Path(program), _with_driver_stub(environment, home), read_release(home))
 
 
-def _environment_after(script: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that sourcing a script leaves, in a shell without the caller's variables."""
+def _chosen(home: Path, environment: Mapping[str, str]) -> Path:
+    """The installation that is sourced, where `home` is the directory that holds several."""
+    named = [Path(environment[name]) for name in HOME_VARIABLES if environment.get(name)]
+    return next((path for path in named if home in path.parents and path.is_dir()), home)
+
+
+def _environment_after(
+    script: Path, environ: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """What sourcing a script leaves in a shell without the caller's variables; its complaints."""
     shell = shutil.which("bash") or "/bin/sh"
     passed = {k: v for k, v in environ.items() if k in _PASSED or k.startswith(_PASSED_PREFIXES)}
     passed["PATH"] = environ.get("PATH") or os.defpath
     try:
         done = subprocess.run(
-            [shell, "-c", '. "$1" >/dev/null && exec env -0', shell, str(script)],
+            [shell, "-c", _SOURCING, shell, str(script), shutil.which("env") or "/usr/bin/env"],
             env=passed,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -236,14 +259,17 @@ def _environment_after(script: Path, environ: Mapping[str, str]) -> dict[str, st
             check=True,
         )
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip()
-        raise ConversionError(
-            f"{script} fails with exit code {error.returncode}: {said}"
-        ) from error
+        failure = f"{script} fails with exit code {error.returncode}"
+        raise ConversionError(": ".join([failure, *_lines(error.stderr)])) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConversionError(f"{script} cannot be sourced: {error}") from error
     pairs = (entry.partition("=") for entry in done.stdout.decode(errors="replace").split("\0"))
-    return {name: value for name, equals, value in pairs if equals}
+    return {name: value for name, equals, value in pairs if equals}, _lines(done.stderr)
+
+
+def _lines(output: bytes) -> list[str]:
+    lines = (line.strip() for line in output.decode(errors="replace").splitlines())
+    return [line for line in lines if line]
 
 
 def _with_driver_stub(environment: dict[str, str], home: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ _LOG_TO_STDOUT = {"ASCEND_SLOG_PRINT_TO_STDOUT": "1"}
 #: Source: environment pages of the ATC guide (TE_PARALLEL_COMPILER: 1 to 32, default 8).
 _JOB_VARIABLES = ("TE_PARALLEL_COMPILER", "MAX_COMPILE_CORE_NUMBER")
 MAX_JOBS = 32
+#: A longer line of output is read in pieces: what a compiler prints must not fill the memory.
+_LINE_CHARACTERS = 4096
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,14 @@ def run_atc(compiler: Compiler, arguments: Sequence[str], scratch: Path, log: At
         _interrupts_held() as release,
         _start([*compiler.command, *arguments], directory, compiler.environment) as process,
     ):
+        watcher = threading.Thread(target=_end_what_outlives, args=(process.pid,), daemon=True)
         try:
+            watcher.start()
             release()
-            for line in process.stdout or ():
+            assert process.stdout is not None
+            while line := process.stdout.readline(_LINE_CHARACTERS):
                 log.feed(line.rstrip())
+            watcher.join()
         except BaseException:
             # Interrupted: nobody waits an hour for what nobody wants.
             os.killpg(process.pid, signal.SIGKILL)
@@ -172,6 +178,17 @@ def _start(
         )
     except OSError as error:
         raise ConversionError(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+def _end_what_outlives(pid: int) -> None:
+    """End the group of a program when it has ended itself.
+
+    A compiler that was killed may leave workers behind that hold its output open for ever.
+    """
+    with suppress(ChildProcessError, ProcessLookupError):
+        # It stays to be waited for, so that its number is nobody else's yet.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _failure(code: int, log: AtcLog, log_directory: str) -> str:

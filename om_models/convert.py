@@ -15,7 +15,13 @@ import msgspec
 import onnx
 
 import runtime_cache
-from om_models.atc import atc_arguments, check_arguments, check_soc_version, shell_script
+from om_models.atc import (
+    atc_arguments,
+    check_arguments,
+    check_paths,
+    check_soc_version,
+    shell_script,
+)
 from om_models.atc_table import Release
 from om_models.bundle import (
     TOKENIZER_NAME,
@@ -119,6 +125,7 @@ def convert(
     run = run or Run()
     # A missing compiler is to be known before minutes of work.
     compiler = run.find_compiler(options.target)
+    check_paths(options.target, output)
     if run.is_fresh:
         remove_kept(output)
     key = work_key(runtime_cache.__version__, _known(source), vars(options), str(compiler.release))
@@ -184,6 +191,7 @@ def convert_export(
     compiler = None
     if len(compiled) < len(draft.oms):
         compiler = run.find_compiler(draft.target)
+        check_paths(draft.target, export, output)
         check_soc_version(draft.target, draft.soc_version)
         check_arguments(plan_of(draft), draft.model, compiler.release)
     if run.is_fresh:

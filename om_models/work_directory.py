@@ -57,6 +57,12 @@ class WorkDirectory:
         """Whether an export is there, whole."""
         return (self.export / DRAFT_NAME).is_file()
 
+    def is_in_use(self) -> bool:
+        """Whether a run works here."""
+        with suppress(OSError), (self.root / LOCK_NAME).open("rb+") as lock:
+            return not _try_lock(lock.fileno())
+        return False
+
     def contents(self) -> list[str]:
         """What is worth keeping, by name."""
         oms = sorted(path.name for path in self.compiled.glob("*.om"))
@@ -110,8 +116,8 @@ def work_directory(output: Path, key: str, *, is_kept: bool) -> Iterator[WorkDir
 
 
 def kept_for(output: Path) -> list[WorkDirectory]:
-    """Work directories of an output in which something is kept."""
-    return [work for work in _all_for(output.resolve()) if work.contents()]
+    """Work directories of an output in which something is kept and nobody works."""
+    return [w for w in _all_for(output.resolve()) if w.contents() and not w.is_in_use()]
 
 
 def remove_kept(output: Path) -> None:

@@ -61,8 +61,10 @@ def _say_kept(args: argparse.Namespace, console: Console) -> None:
         return
     from om_models.work_directory import kept_for
 
-    for work in kept_for(args.output):
+    kept = kept_for(args.output)
+    for work in kept:
         console.print(f"kept: {', '.join(work.contents())} in {work.root}", markup=False)
+    if kept:
         console.print("the same command goes on there; --fresh starts anew", markup=False)
 
 

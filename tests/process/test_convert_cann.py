@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -114,6 +115,43 @@ def test_without_any(
         "rtcache-convert: atc is not on the PATH: source set_env.sh of CANN or name its directory "
         "by --cann; or use --export-only here and --from-export on a host that has CANN\n"
     )
+    assert left_in(output.parent) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sign"),
+    [("my models", "' '"), ("a+b", r"'\+'"), ("größe", "'ö'"), ("名字-1_2.3", None)],
+)
+def test_paths_that_atc_does_not_take(
+    tree: CannTree,
+    source: Path,
+    output: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    sign: str | None,
+):
+    real = output.parent / name
+    real.mkdir()
+    (output.parent / "link").symlink_to(real)
+    bundle = output.parent / "link" / "bundle"
+    assert convert(source, bundle) == (0 if sign is None else 1)
+    assert (sign is None) == bool(tree.runs)
+    if sign is not None:
+        assert re.search(rf"ATC refuses the path .*{name[-1]}/bundle for its {sign}", said(capsys))
+        assert left_in(real) == []
+
+
+def test_the_path_of_an_export(
+    tree: CannTree,
+    source: Path,
+    output: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    export = tmp_path / "my export"
+    assert convert(source, export, "--export-only") == 0
+    assert main([str(export), "--output", str(output), "--from-export"]) == 1
+    assert "my export for its ' '" in said(capsys)
     assert left_in(output.parent) == []
 
 
@@ -276,7 +314,9 @@ def test_the_same_conversion_twice_at_once(
     with subprocess.Popen([*command, *CARD], stderr=subprocess.DEVNULL) as process:
         (tmp_path / "told").read_text()
         assert convert(source, output) == 1
-        assert "the same conversion runs already; it works in" in said(capsys)
+        told = said(capsys)
+        assert "the same conversion runs already; it works in" in told
+        assert "kept: " not in told, "it is in use"
         process.terminate()
         process.communicate(timeout=PATIENCE_S)
     assert [work.contents() for work in kept_for(output)] == [["the export"]]

@@ -67,7 +67,18 @@ def test_a_users_own_installation_lies_in_the_home_directory(tmp_path: Path, lay
     assert find_cann(environ={"PATH": PATH, "HOME": str(tmp_path / "home")}).home == tree.home
 
 
-def test_an_atc_on_the_path_runs_in_the_present_environment(tree: CannTree):
+def test_an_atc_on_the_path_is_that_of_its_installation(tree: CannTree):
+    found = find_cann(environ={"PATH": f"{tree.home}/bin:{PATH}"})
+    assert found.home == tree.home
+    assert found.environment["ASCEND_OPP_PATH"] == f"{tree.home}/opp"
+
+
+def test_the_directory_that_holds_the_installation(tree: CannTree):
+    found = find_cann(tree.home.parent, {"PATH": PATH})
+    assert (found.home, found.release) == (tree.home, Release(8, 1))
+
+
+def test_an_atc_on_the_path_without_set_env_runs_in_the_present_environment(tree: CannTree):
     tree.set_env.unlink()
     environ = {"PATH": f"{tree.home}/bin:{PATH}", "COLOUR": "blue"}
     found = find_cann(environ=environ)
@@ -109,6 +120,23 @@ def test_a_script_that_fails(tree: CannTree):
     tree.set_env.write_text("echo where is everything >&2\nexit 7\n")
     with pytest.raises(ConversionError, match="fails with exit code 7: where is everything"):
         find_cann(tree.home, {"PATH": PATH})
+
+
+def test_a_script_whose_last_test_is_false(tree: CannTree):
+    with tree.set_env.open("a") as script:
+        script.write("[ -f /nowhere/more.sh ] && . /nowhere/more.sh\n")
+    assert find_cann(tree.home, {"PATH": PATH}).atc == tree.home / "bin" / "atc"
+
+
+def test_a_script_that_leaves_no_path(tree: CannTree):
+    tree.set_env.write_text("echo no driver >&2\nunset PATH\n")
+    with pytest.raises(ConversionError, match=r"puts no atc on the PATH.*\nit said: no driver"):
+        find_cann(tree.home, {"PATH": PATH})
+
+
+def test_variables_of_an_installation_that_is_gone():
+    with pytest.raises(ConversionError, match=r"no set_env\.sh where ASCEND_HOME_PATH=/gone says"):
+        find_cann(environ={"PATH": PATH, "HOME": "/nowhere", "ASCEND_HOME_PATH": "/gone"})
 
 
 # --- the environment ------------------------------------------------------------------------------
@@ -243,7 +271,12 @@ def test_a_package_that_is_missing_is_named(tree: CannTree, name: str):
 
 def test_a_package_that_does_not_import_counts_as_missing(tree: CannTree):
     (tree.modules / "scipy" / "__init__.py").write_text("raise ImportError('libgfortran')")
-    assert missing_modules(find_cann(tree.home, {"PATH": PATH}).environment) == ["scipy"]
+    (tree.modules / "psutil" / "__init__.py").write_text("raise SystemExit('no such platform')")
+    (tree.modules / "numpy" / "__init__.py").write_text("print('attr')")
+    assert missing_modules(find_cann(tree.home, {"PATH": PATH}).environment) == [
+        "scipy",
+        "psutil",
+    ]
 
 
 def test_a_slow_python_is_believed(tree: CannTree, monkeypatch: pytest.MonkeyPatch):
@@ -261,8 +294,8 @@ def test_no_python_at_all(tree: CannTree):
 
 
 def test_a_python_that_does_not_start(tree: CannTree):
-    (tree.home / "bin" / "python3").write_text("#!/bin/sh\nexit 3\n")
-    with pytest.raises(ConversionError, match="does not start"):
+    (tree.home / "bin" / "python3").write_text("#!/bin/sh\necho no libpython >&2\nexit 3\n")
+    with pytest.raises(ConversionError, match=r"does not start: no libpython$"):
         missing_modules(find_cann(tree.home, {"PATH": PATH}).environment)
 
 

@@ -152,6 +152,27 @@ def test_died_of_a_signal(tmp_path: Path, number: signal.Signals):
     assert failure(tmp_path, f"kill -{number.value} $$") == [f"atc was ended by {number.name}:"]
 
 
+def test_workers_that_outlive_it_are_ended(tmp_path: Path):
+    lines = run_fake(tmp_path, "sleep 300 & echo $!; kill -STOP $!")
+    assert not is_running(int(lines[0]))
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not only waits for its parent to notice its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_output_without_end_or_sense_is_no_message(tmp_path: Path):
+    binary = "head -c 50000 /dev/zero; printf '\\033[31mE10036\\377\\033[0m: 101\\a'; exit 3"
+    shown = failure(tmp_path, f"printf '%50000s' x; echo; {binary}")
+    assert "E10036: 101" in shown
+    assert "- E10036: --dynamic_dims has more than 100 gears. Next:" in shown[-1]
+    assert max(map(len, shown)) <= 4096
+
+
 def test_a_program_that_cannot_be_started(tmp_path: Path):
     (tmp_path / "atc").write_text("no program")
     compiler = Compiler((str(tmp_path / "atc"),), None, None, "")
