@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import gc
 import importlib.machinery
 import json
@@ -53,7 +54,10 @@ def main(arguments: Sequence[str]) -> int:
     _prepare_children(changes)
     watcher.watch()  # for programs that follow a device address
     ended = _run(options.program, options.args, code, directory)
-    _end_of_process(before, directory)
+    try:
+        _end_of_process(before, directory)
+    except KeyboardInterrupt:  # threads that do not end
+        ended = _Ended(1, is_interrupted=True)
     ended = _with_report(ended, options)
     if ended.is_interrupted:
         _die_of_interrupt()
@@ -210,9 +214,11 @@ def _with_report(ended: _Ended, options: argparse.Namespace) -> _Ended:
     found = misuse.report(this_process())
     if settings.current().misuse == "error" and misuse.errors(found) and ended.exit_code == 0:
         ended = replace(ended, exit_code=1)
-    sys.stdout.flush()
     text = _json(options.program, ended.exit_code, found) if options.json else _text(found)
-    print(text, file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):  # nobody listens, or the program closed it
+        sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.__stderr__)  # wherever the program sends its own
     return ended
 
 

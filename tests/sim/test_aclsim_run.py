@@ -200,6 +200,36 @@ says = Says()
     assert done.stderr == f"beside\n{WELL}installed\n"
 
 
+def test_threads_that_do_not_end_can_be_interrupted(programs: Programs) -> None:
+    done = programs(
+        """
+        import os, signal, threading
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        never = threading.Event()
+        def waits():
+            while threading.main_thread().is_alive():
+                never.wait(0.001)
+            os.kill(os.getpid(), signal.SIGINT)  # the main thread waits for this one now
+            never.wait()
+        threading.Thread(target=waits).start()
+        """
+    )
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.endswith(WELL)
+
+
+def test_the_report_comes_whatever_the_program_did_with_its_streams(programs: Programs) -> None:
+    done = programs(
+        """
+        import io, sys
+        sys.stderr = io.StringIO()
+        print("said")
+        sys.stdout.close()
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "said\n", WELL)
+
+
 def test_processes_that_it_starts_find_the_same_acl(programs: Programs) -> None:
     done = programs(
         """
