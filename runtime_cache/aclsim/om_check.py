@@ -1,4 +1,4 @@
-"""Whether the header of a software `.om` agrees with itself: others write such files too. Pure."""
+"""Whether the header of a software `.om` agrees with itself: others write such files too."""
 
 from __future__ import annotations
 
