@@ -14,11 +14,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from runtime_cache.aclsim import codes, mapping
+from runtime_cache.aclsim import codes, mapping, pages
 from runtime_cache.aclsim.address_map import AddressMap, Allocation
 from runtime_cache.aclsim.arena import Arena
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.mapping import round_up
+from runtime_cache.aclsim.pages import NORMAL_PAGE_BYTES, TAIL_BYTES
 
 DEVICE_BASE = 1 << 60
 DEVICE_END = 1 << 63
@@ -26,18 +27,7 @@ _DEVICE_SPAN = 1 << 56
 _GUARD_BYTES = 4096
 
 BASE_ALIGN_BYTES = 64
-NORMAL_PAGE_BYTES = 4096
-HUGE_PAGE_BYTES = 2 << 20
-GIANT_PAGE_BYTES = 1 << 30
-HUGE_FROM_BYTES = (1 << 20) + 1
-
-_HUGE_ONLY = (1, 4)
-_NORMAL_ONLY = (2, 5)
-_GIANT_ONLY = (6, 7)
-_HUGE_FIRST = (0, 3)
-
 _HOLD_GIL_BYTES = 64 << 10
-TAIL_BYTES = 32
 
 
 # Of the whole process, so that an address stays what it is: pinned memory beside a card, and the
@@ -219,9 +209,7 @@ class DeviceMemory:
 
     def _charge_pages(self, size_bytes: int, policy: int, pad_bytes: int) -> tuple[int, int]:
         """Takes huge pages, or normal ones where allowed; returns bytes taken and page size."""
-        pad = 0 if policy in _GIANT_ONLY else pad_bytes
-        reserved = round_up(size_bytes, 32) + pad
-        sizes = [(round_up(reserved, page), page) for page in _page_sizes(size_bytes, policy)]
+        sizes = pages.costs(size_bytes, policy, pad_bytes)
         for charged, page_bytes in sizes[:-1]:
             if self.used_bytes + charged <= self.total_bytes:
                 self.used_bytes += charged
@@ -380,20 +368,6 @@ class DeviceMemory:
         """
         with self.pinned([(address, count_bytes)], code) as hosts:
             mapping.fill_releasing_gil(hosts[0], value, count_bytes)
-
-
-def _page_sizes(size_bytes: int, policy: int) -> list[int]:
-    """Page sizes an allocation may use, best first."""
-    if policy in _GIANT_ONLY:
-        return [GIANT_PAGE_BYTES]
-    if policy in _HUGE_ONLY:
-        return [HUGE_PAGE_BYTES]
-    if policy in _NORMAL_ONLY:
-        return [NORMAL_PAGE_BYTES]
-    huge_from = HUGE_FROM_BYTES if policy in _HUGE_FIRST else HUGE_PAGE_BYTES
-    if size_bytes < huge_from:
-        return [NORMAL_PAGE_BYTES]
-    return [HUGE_PAGE_BYTES, NORMAL_PAGE_BYTES]
 
 
 def _mapped_bytes(allocation: Allocation) -> int:

@@ -23,13 +23,9 @@ from runtime_cache.aclsim.lent_memory import (
     lending_of,
 )
 from runtime_cache.aclsim.mapping import round_up
-from runtime_cache.aclsim.memory import (
-    HUGE_PAGE_BYTES,
-    TAIL_BYTES,
-    DeviceMemory,
-    is_device_address,
-)
+from runtime_cache.aclsim.memory import DeviceMemory, is_device_address
 from runtime_cache.aclsim.om import OmFile, OmHeader, TensorInfo
+from runtime_cache.aclsim.pages import HUGE_PAGE_BYTES, TAIL_BYTES
 from runtime_cache.aclsim.sessions import new_session
 from runtime_cache.aclsim.settings import SimSettings
 
