@@ -40,9 +40,21 @@ def new_session(om: OmFile, config: SimSettings) -> Any:
         options = _session_options(config, directory)
         try:
             graph = _pointing_into(om.graph, name, offset)
-            return ort.InferenceSession(graph, options, providers=_PROVIDERS, enable_fallback=0)
+            session = ort.InferenceSession(graph, options, providers=_PROVIDERS, enable_fallback=0)
         except Exception as error:  # ONNX and ONNX Runtime raise many types: all mean the same
             raise AclFailure(codes.GE_LOAD_MODEL, f"{om.label} does not load: {error}") from error
+    _check_names(om, session)
+    return session
+
+
+def _check_names(om: OmFile, session: Any) -> None:
+    """The header and the graph of a file that ATC made name the same tensors."""
+    in_graph = [{value.name for value in session.get_inputs()}]
+    in_graph.append({value.name for value in session.get_outputs()})
+    in_header = [{info.name for info in side} for side in (om.header.inputs, om.header.outputs)]
+    if in_graph != in_header:
+        sentence = f"{om.label} is damaged: its header names {in_header}, its graph {in_graph}"
+        raise AclFailure(codes.GE_LOAD_MODEL, sentence)
 
 
 def _session_options(config: SimSettings, directory: Path) -> Any:

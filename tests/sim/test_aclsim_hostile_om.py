@@ -112,6 +112,16 @@ def test_ranges_that_cannot_be(tmp_path: Path, ranges: list[Any], why: str) -> N
     refused(tampered(path, lambda header: header.update(ranges=ranges)), why)
 
 
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_a_header_that_names_other_tensors_than_the_graph(tmp_path: Path, side: str) -> None:
+    def rename(header: Header) -> None:
+        header[side][0]["name"] = "z"
+
+    path = tampered(compile_om(tmp_path), rename)
+    assert acl.mdl.load_from_file(str(path)) == (0, BAD_MODEL)
+    assert "its header names" in acl.get_recent_err_msg()
+
+
 @pytest.mark.parametrize("graph", [b"", b"\xff" * 9, b"\x3a\x02\x0a\x00"])
 def test_a_graph_that_is_none(
     tmp_path: Path, graph: bytes, capsys: pytest.CaptureFixture[str]
