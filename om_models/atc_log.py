@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 #: How much of the output an error message carries [lines].
 SHOWN_LINES = 15
@@ -50,7 +50,6 @@ class AtcLog:
 
     def feed(self, line: str) -> None:
         """The next line of output, without its end."""
-        line = _CONTROL.sub("", line)
         self._lines.append(line)
         if gear := _GEAR.search(line):
             self._on_progress(int(gear[1]), int(gear[2]))
@@ -59,11 +58,12 @@ class AtcLog:
             self._on_part(_PARTS[found[1]])
 
     @property
-    def lines(self) -> Iterable[str]:
-        """What is kept of the output."""
-        return tuple(self._lines)
+    def lines(self) -> Sequence[str]:
+        """What is kept of the output, without colours and what is no text."""
+        cleaned = (_CONTROL.sub("", line) for line in self._lines)
+        return tuple(line for line in cleaned if line)
 
     @property
     def last_lines(self) -> list[str]:
         """The end of the output, for a message."""
-        return list(self._lines)[-SHOWN_LINES:]
+        return list(self.lines[-SHOWN_LINES:])

@@ -43,6 +43,7 @@ from om_models.graph import GraphOptions
 from om_models.manifest import FORMAT, MANIFEST_NAME, Manifest
 from om_models.memory_plan import plan_memory, warnings
 from om_models.plan import ConvertOptions, Plan, Target, make_plan, plan_of
+from om_models.socs import check_soc_name
 from om_models.sources import ModelSource, open_source, source_defaults
 from om_models.spec import ModelSpec
 from om_models.staging import staged_directory
@@ -181,7 +182,8 @@ def convert_export(
     run = run or Run()
     draft = _read_export(export, reporter)
     compiled = [om for om in draft.oms if find_compiled(export, om)]
-    if soc_version not in (None, draft.soc_version):
+    if soc_version is not None and soc_version != draft.soc_version:
+        check_soc_name(soc_version)
         if compiled:
             raise ConversionError(
                 f"{export} holds {compiled[0].path}, compiled for {draft.soc_version}; remove it to"

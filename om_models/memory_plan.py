@@ -199,6 +199,8 @@ def rows(plan: MemoryPlan) -> list[tuple[str, str]]:
 def warnings(plan: MemoryPlan) -> list[str]:
     """What does not fit or is close to it, each with what to change; whole sentences."""
     found = list(_shortage(plan))
+    if find_soc(plan.soc) is None:
+        found.append(f"no SoC {plan.soc} is known here, so nothing is checked against what it can")
     if plan.total_bytes is None:
         found.append(f"how much memory {plan.soc} has is not known: give --device-memory")
     if plan.is_board:

@@ -14,6 +14,7 @@ import numpy as np
 
 from om_models.gears import PLANS, GearPlan, check_plan, parse_gears
 from om_models.manifest import KvSpec, Manifest, OmFile
+from om_models.socs import check_soc_name
 from om_models.spec import ModelSpec, check_context
 from runtime_cache.errors import ConversionError
 
@@ -174,6 +175,7 @@ def _mlp_scale(dtype: Dtype, options: ConvertOptions) -> int:
 
 def _soc_version(options: ConvertOptions) -> str:
     if options.soc_version:
+        check_soc_name(options.soc_version)
         return options.soc_version
     if options.target == "ascend":
         raise ConversionError(

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from runtime_cache.errors import ConversionError
+
 Family = Literal["310B", "310P", "910", "910B", "910_93"]
 Form = Literal["card", "board"]
 
@@ -99,6 +101,18 @@ _ALL = (
 
 #: By name.
 SOCS: dict[str, Soc] = {soc.name: soc for soc in _ALL}
+
+
+def check_soc_name(name: str) -> None:
+    """Refuse what can be no SoC: npu-smi shows the names without their first word.
+
+    Raises:
+        ConversionError: it does not begin with `Ascend`.
+    """
+    if not name.startswith("Ascend"):
+        meant = next((known for known in SOCS if known.lower().endswith(name.lower())), None)
+        hint = f"; is {meant} meant?" if meant else ""
+        raise ConversionError(f"--soc-version {name}: a name begins with `Ascend`{hint}")
 
 
 def find_soc(name: str) -> Soc | None:

@@ -171,6 +171,7 @@ def test_output_without_end_or_sense_is_no_message(tmp_path: Path):
     assert "E10036: 101" in shown
     assert "- E10036: --dynamic_dims has more than 100 gears. Next:" in shown[-1]
     assert max(map(len, shown)) <= 4096
+    assert "" not in shown
 
 
 def test_a_program_that_cannot_be_started(tmp_path: Path):

@@ -263,6 +263,7 @@ def test_what_is_not_counted_is_said():
     assert "give --device-memory" in board
     assert "its own needs are not counted" in board
     assert warnings(planned()) == []
+    assert "no SoC Ascend999 is known here" in warnings(planned(soc_version="Ascend999"))[0]
 
 
 @pytest.mark.parametrize(

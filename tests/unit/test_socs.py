@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from om_models.socs import SOCS, find_soc
+from om_models.socs import SOCS, check_soc_name, find_soc
+from runtime_cache.errors import ConversionError
 
 GIB = 1 << 30
 
@@ -17,6 +18,21 @@ def test_every_soc_stands_under_its_own_name() -> None:
 def test_an_unknown_soc_is_none() -> None:
     assert find_soc("Ascend310P") is None
     assert find_soc("310P3") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("310P3", "; is Ascend310P3 meant?"),
+        ("ascend910b4", "; is Ascend910B4 meant?"),
+        ("tpu", ""),
+    ],
+)
+def test_a_name_that_lacks_its_first_word(name: str, hint: str) -> None:
+    check_soc_name("Ascend999")
+    with pytest.raises(ConversionError) as caught:
+        check_soc_name(name)
+    assert caught.value.message == f"--soc-version {name}: a name begins with `Ascend`{hint}"
 
 
 @pytest.mark.parametrize(
