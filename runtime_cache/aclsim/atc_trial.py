@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime as ort
 
 from runtime_cache.aclsim.atc_error import AtcError
 from runtime_cache.aclsim.atc_infer import Dims
 from runtime_cache.aclsim.atc_weights import Weight
 from runtime_cache.aclsim.external_data import all_initializers, refer_to
 from runtime_cache.aclsim.om import TensorInfo
+from runtime_cache.aclsim.onnx_runtime import ort
 
 _QUIET = 4
 #: numpy type that holds an ONNX type, and the bits of 1 where numpy has no such type.

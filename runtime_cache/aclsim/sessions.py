@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnxruntime as ort
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from runtime_cache.aclsim import codes
 from runtime_cache.aclsim.external_data import all_initializers, refer_to
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.om import SECTION_NAME, OmFile
+from runtime_cache.aclsim.onnx_runtime import ort
 from runtime_cache.aclsim.settings import SimSettings
 
 # Severity "fatal": what ONNX Runtime has to say comes back as an exception.

@@ -396,7 +396,11 @@ def changed(path: Path, **changes: Any) -> OmHeader:
 @pytest.mark.parametrize(
     ("soc", "changes", "sentence"),
     [
-        ("Ascend310B4", {"gears": [], "ranges": [[(1, 2), (3, 3)], [(1, 2)]]}, "has no dynamic shape"),
+        (
+            "Ascend310B4",
+            {"gears": [], "ranges": [[(1, 2), (3, 3)], [(1, 2)]]},
+            "has no dynamic shape",
+        ),
         ("Ascend310P3", {"has_bfloat16": True}, "has no bfloat16"),
         ("Ascend310P3", {"host": "linux_riscv64"}, "holds code for linux_riscv64"),
     ],

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
 from om_models.manifest import Gear, KvSpec
+from runtime_cache.aclsim.onnx_runtime import ort
 
 HIDDEN = -1e4
 NULL_SLOTS = 16
@@ -38,9 +38,9 @@ class GraphRunner:
     """
 
     def __init__(self, onnx_path: Path, kv: KvSpec, index_dtype: str = "int32") -> None:
-        options = onnxruntime.SessionOptions()
+        options = ort.SessionOptions()
         options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(
+        self.session = ort.InferenceSession(
             str(onnx_path), options, providers=["CPUExecutionProvider"]
         )
         self.kv = kv
