@@ -114,6 +114,12 @@ def _inside(directory: Path, name: str) -> Path:
 
 
 def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise ConversionError(f"{path} does not exist")
+    try:
+        path.open("rb").close()
+    except FileNotFoundError as error:
+        raise ConversionError(
+            f"{path} does not exist; of a Hugging Face directory only safetensors are read"
+        ) from error
+    except OSError as error:  # of which the library would say that there is no such file
+        raise ConversionError(f"{path} cannot be read: {error.strerror}") from error
     return path

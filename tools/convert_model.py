@@ -43,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"rtcache-convert: {error}; install runtime-cache[convert]", markup=False)
         return 1
     except OSError as error:  # a full disk, a directory that cannot be written
-        console.print(f"rtcache-convert: {error}", style="red", markup=False)
+        # A write that finds the disk full does not name its file.
+        where = "" if error.filename or args.output is None else f", at or beside {args.output}"
+        console.print(f"rtcache-convert: {error}{where}", style="red", markup=False)
         _say_kept(args, console)
         return 1
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@ and how the next call goes on. The CANN is fabricated (`tests.support.cann_tree`
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 
 from om_models import cann
 from om_models.bundle import load_bundle
+from om_models.compiling import Compilation
 from om_models.work_directory import kept_for
 from tests.support.cann_tree import CannTree
 from tests.support.rtcached import PATIENCE_S
@@ -283,6 +285,23 @@ def test_ways_to_fail(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_full_disk(
+    tree: CannTree,
+    source: Path,
+    output: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def write(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Compilation, "gather", write)
+    assert convert(source, output) == 1
+    told = said(capsys)
+    assert f"[Errno 28] No space left on device, at or beside {output}\nkept: the export" in told
+    assert not output.exists()
+
+
 def test_interrupted_while_it_compiles(
     tree: CannTree, source: Path, output: Path, tmp_path: Path, number: signal.Signals
 ):

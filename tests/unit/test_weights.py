@@ -95,6 +95,14 @@ def test_missing_files_are_named(tmp_path: Path):
         SafetensorsSource(directory)
 
 
+def test_weights_that_cannot_be_opened(tmp_path: Path):
+    directory = write_checkpoint(tmp_path / "m")
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors").mkdir()
+    with pytest.raises(ConversionError, match=r"safetensors cannot be read: Is a directory"):
+        SafetensorsSource(directory)
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"weight_map": {"a": "../x"}}'])
 def test_a_damaged_index_is_refused(tmp_path: Path, text: str):
     directory = write_checkpoint(tmp_path / "m", num_shards=2)
