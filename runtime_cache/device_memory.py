@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from runtime_cache.device.acl_device import MemoryInfo
-from runtime_cache.errors import DeviceError
+from runtime_cache.device.acl_device import AclDevice, MemoryInfo
+from runtime_cache.errors import AclError, DeviceError
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +26,8 @@ class MemoryWatch:
         info: the last reading; None if the driver does not say.
         is_low: whether less is free than there should be.
         low_bytes: how much there should be; 0 for no alarm.
+        loaded_bytes: what loading the bundle took: pool, weights, work memory, staging; None if the
+            driver does not say.
     """
 
     def __init__(self, read: Callable[[], Awaitable[MemoryInfo | None]], low_bytes: int) -> None:
@@ -34,6 +36,7 @@ class MemoryWatch:
         """
         self.info: MemoryInfo | None = None
         self.is_low = False
+        self.loaded_bytes: int | None = None
         self._read = read
         self.low_bytes = low_bytes
         self._has_failed = False
@@ -69,3 +72,18 @@ class MemoryWatch:
             log.warning("device_memory_low", **figures)
         else:
             log.info("device_memory_recovered", **figures)
+
+
+def memory_or_none(device: AclDevice) -> MemoryInfo | None:
+    """What the driver says; None if it does not, or refuses."""
+    try:
+        return device.memory_info()
+    except AclError:
+        return None
+
+
+def taken_bytes(before: MemoryInfo | None, after: MemoryInfo | None) -> int | None:
+    """What became used between two readings, by whomever; None without both."""
+    if before is None or after is None:
+        return None
+    return before.free_bytes - after.free_bytes

@@ -187,6 +187,8 @@ class DaemonFacts:
         return {
             "free_bytes": None if info is None else info.free_bytes,
             "total_bytes": None if info is None else info.total_bytes,
+            "loaded_bytes": memory.loaded_bytes,
+            "planned_bytes": self._runtime.planned_bytes,
             "is_low": memory.is_low,
         }
 

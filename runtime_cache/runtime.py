@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from om_models import memory_plan
 from om_models.bundle import Bundle, load_bundle
 from om_models.chat import ChatTemplate, ChatTemplateError
 from om_models.manifest import Manifest
@@ -23,7 +24,7 @@ from runtime_cache.device.acl_device import AclDevice, MemoryInfo
 from runtime_cache.device.kv_layout import KvLayout
 from runtime_cache.device.select import load_acl, parse_device
 from runtime_cache.device.thread import DeviceThread
-from runtime_cache.device_memory import MemoryWatch
+from runtime_cache.device_memory import MemoryWatch, memory_or_none, taken_bytes
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.executor import Executor
 from runtime_cache.engine.gears import GearTable
@@ -123,6 +124,12 @@ class Runtime:
         """Tokens whose KV the pool has room for, all tenants together."""
         return sum(cache.num_usable for cache in self.caches.values()) * self.layout.block_size
 
+    @property
+    def planned_bytes(self) -> int:
+        """What loading the bundle was reckoned to take; its work memory is an estimate."""
+        plan = memory_plan.plan_memory(self.manifest, self.manifest.model)
+        return plan.needed_bytes - plan.system_bytes
+
     async def close(self) -> None:
         """Unload, free and finalise. To be called when no step is in flight. Idempotent.
 
@@ -170,12 +177,19 @@ class Runtime:
         try:
             self.soc_name = device.soc_name
             log.info("models_loading", soc=self.soc_name, oms=[om.path for om in self.manifest.oms])
+            before = memory_or_none(device)
             self.executor = Executor.open(
                 device,
                 self.manifest,
                 self.bundle.path,
                 block_size=config.cache.block_size,
                 step_timeout_ms=config.device.step_timeout_ms,
+            )
+            self.memory.loaded_bytes = taken_bytes(before, memory_or_none(device))
+            log.info(
+                "models_loaded",
+                taken_bytes=self.memory.loaded_bytes,
+                planned_bytes=self.planned_bytes,
             )
         except OutOfDeviceMemory as error:
             explained = shortage.explain(self.manifest, device, error)

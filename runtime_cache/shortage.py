@@ -8,7 +8,8 @@ from __future__ import annotations
 from om_models import memory_plan
 from om_models.manifest import Manifest
 from runtime_cache.device.acl_device import AclDevice, MemoryInfo
-from runtime_cache.errors import AclError, OutOfDeviceMemory
+from runtime_cache.device_memory import memory_or_none
+from runtime_cache.errors import OutOfDeviceMemory
 
 
 def explain(manifest: Manifest, device: AclDevice, error: OutOfDeviceMemory) -> OutOfDeviceMemory:
@@ -17,7 +18,7 @@ def explain(manifest: Manifest, device: AclDevice, error: OutOfDeviceMemory) -> 
     Args:
         device: open, and given back all that was allocated for the bundle.
     """
-    memory = _memory_of(device)
+    memory = memory_or_none(device)
     total_bytes = None if memory is None else memory.total_bytes
     plan = memory_plan.plan_memory(manifest, manifest.model, total_bytes=total_bytes)
     rows = [*memory_plan.rows(plan), ("free now", _free(memory))]
@@ -29,13 +30,6 @@ def explain(manifest: Manifest, device: AclDevice, error: OutOfDeviceMemory) -> 
         f"stop what else uses the device. Planned:{table}"
     )
     return OutOfDeviceMemory(error.function, error.acl_code, error.acl_name, detail)
-
-
-def _memory_of(device: AclDevice) -> MemoryInfo | None:
-    try:
-        return device.memory_info()
-    except AclError:
-        return None
 
 
 def _free(memory: MemoryInfo | None) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from om_models.bundle import Bundle
+from runtime_cache.aclsim.settings import SimSettings
 from runtime_cache.facts import DaemonFacts
 from tests.support.served import Greedy, Served, random_prompt, served
 
@@ -42,7 +43,7 @@ async def test_the_names(tiny_bundle: Bundle) -> None:
             "a": TENANT,
         }
         memory = set(found["device"]["memory"])
-        assert memory == {"free_bytes", "total_bytes", "is_low"}
+        assert memory == {"free_bytes", "total_bytes", "loaded_bytes", "planned_bytes", "is_low"}
     assert [name for name in CACHE | TENANT | memory if f"`{name}`" not in PAGE] == []
 
 
@@ -62,3 +63,13 @@ async def test_one_long_hit_weighs_more_than_many_short_misses(tiny_bundle: Bund
         assert engine["prefill_tokens"] == sum(answer.prefilled for answer in answers) == 111
         # What the device did, which counts by itself.
         assert host.rows_appended() == engine["prefill_tokens"] + engine["decode_tokens"] == 111
+
+
+async def test_what_loading_took_stands_beside_what_was_planned(tiny_bundle: Bundle) -> None:
+    async with served(tiny_bundle) as host:
+        memory = stats(host)["device"]["memory"]
+        used = memory["total_bytes"] - memory["free_bytes"]
+        assert memory["loaded_bytes"] == used - SimSettings().initial_use_bytes
+        # Each allocation of the device rounds up to a huge page.
+        assert host.runtime.layout.pool_bytes < memory["planned_bytes"]
+        assert abs(memory["planned_bytes"] - memory["loaded_bytes"]) < 16 << 20

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from runtime_cache.device.acl_device import MemoryInfo
-from runtime_cache.device_memory import MemoryWatch
+from runtime_cache.device_memory import MemoryWatch, taken_bytes
 from runtime_cache.errors import AclError
 
 MIB = 1024**2
@@ -80,3 +80,10 @@ async def test_it_looks_again_and_again_until_it_is_cancelled() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def test_what_was_taken_needs_both_readings() -> None:
+    before, after = MemoryInfo(100, 1000), MemoryInfo(30, 1000)
+    assert taken_bytes(before, after) == 70
+    assert taken_bytes(None, after) is None
+    assert taken_bytes(before, None) is None
