@@ -284,7 +284,6 @@ def test_ways_to_fail(
     assert [work.contents() for work in kept_for(output)] == [["the export", "prefill.om"]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_full_disk(
     tree: CannTree,
     source: Path,
@@ -302,6 +301,7 @@ def test_a_full_disk(
     assert not output.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_while_it_compiles(
     tree: CannTree, source: Path, output: Path, tmp_path: Path, number: signal.Signals
 ):
