@@ -96,7 +96,7 @@ async def test_no_room_at_the_start_is_explained_by_the_plan(
 async def test_no_room_on_a_device_that_does_not_say_how_much_it_has(tiny_bundle: Bundle) -> None:
     inspect.reset()
     faults.inject("acl.rt.malloc", code=207001)
-    faults.inject("acl.rt.get_mem_info", code=107000, call=2)  # the first is before the load
+    faults.inject("acl.rt.get_mem_info", code=107000, call=3)  # two before the load
     with pytest.raises(OutOfDeviceMemory, match="free now   the driver does not say"):
         await Runtime.open(config_for(tiny_bundle))
     assert nothing_is_open()
