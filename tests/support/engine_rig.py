@@ -507,7 +507,7 @@ class EngineRig:
             assert max(self._num_kept_before[tenant], self._num_kept()[tenant]) > 0
 
     def _num_kept(self) -> dict[TenantName, int]:
-        return {tenant: cache.keeps.num_blocks for tenant, cache in self.caches.items()}
+        return {tenant: len(cache.keeps) for tenant, cache in self.caches.items()}
 
     def _check_counters(self) -> None:
         counters = self.state.snapshot().engine
