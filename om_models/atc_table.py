@@ -167,7 +167,7 @@ def _exclusions(options: Mapping[str, str]) -> Iterator[str]:
 
 def _shapes(options: Mapping[str, str], soc: Soc | None) -> Iterator[str]:
     """Gears and ranges. Source: pages `--input_shape` and `--dynamic_dims`, their errors."""
-    shapes = [dims for _, _, dims in map(_last_colon, options.get("input_shape", "").split(";"))]
+    shapes = [part.rpartition(":")[2] for part in options.get("input_shape", "").split(";")]
     has_range = any("~" in dims for dims in shapes)
     num_free = sum(dim.strip() == "-1" for dims in shapes for dim in dims.split(","))
     if "dynamic_dims" in options:
@@ -194,7 +194,3 @@ def _gears(text: str, num_free: int) -> Iterator[str]:
         yield f"--dynamic_dims: {num_free} times -1 need {num_free} values a gear (ATC: E10045)"
     if any(not value.isdecimal() or int(value) == 0 for gear in gears for value in gear):
         yield "--dynamic_dims: values are whole numbers above 0 (ATC: E10038)"
-
-
-def _last_colon(part: str) -> tuple[str, str, str]:
-    return part.rpartition(":")

@@ -34,17 +34,20 @@ DEFAULT_GEARS: dict[Target, str] = {"sim": "fine", "ascend": "balanced"}
 SLOT_MULTIPLE = 64
 #: Every copy starts on this boundary, so every row does (docs/design.md) [bytes].
 ROW_ALIGNMENT_BYTES = 64
-#: Options of ATC that users may not set.
+#: Options of ATC that users may not set: they follow from the model, or change what the daemon
+#: feeds and reads.
 FIXED_ATC_OPTIONS = {
-    "mode",
-    "framework",
-    "model",
-    "output",
-    "input_format",
-    "input_shape",
-    "dynamic_dims",
-    "soc_version",
-    "external_weight",
+    *("mode", "om", "json", "display_model_info"),
+    *("framework", "model", "weight", "output", "soc_version", "external_weight"),
+    *("input_format", "input_shape", "input_shape_range", "dynamic_dims"),
+    *("dynamic_batch_size", "dynamic_image_size", "insert_op_conf"),
+    *("out_nodes", "output_type", "input_fp16_nodes"),
+    *("is_input_adjust_hw_layout", "is_output_adjust_hw_layout"),
+}
+#: Options of ATC that name a file or directory, which ATC looks for from where it runs.
+PATH_ATC_OPTIONS = {
+    *("op_precision_mode", "modify_mixlist", "keep_dtype", "customize_dtypes"),
+    *("fusion_switch_file", "compression_optimize_conf", "op_compiler_cache_dir", "debug_dir"),
 }
 #: With more, float16 would lose weights of an ordinary size (0.02) to its subnormal numbers.
 MAX_MLP_SCALE = 256
@@ -160,6 +163,12 @@ def _atc_options(options: ConvertOptions) -> dict[str, str]:
             f"--atc-option {fixed[0]}: follows from the model or from another option of this"
             " command; it cannot be given"
         )
+    for name in PATH_ATC_OPTIONS & options.atc_options.keys():
+        if not (value := options.atc_options[name]).startswith("/"):
+            raise ConversionError(
+                f"--atc-option {name}={value}: atc runs in a directory of its own; give the whole"
+                " path, from / on"
+            )
     external = {"external_weight": str(options.external_weight)} if options.external_weight else {}
     return external | dict(options.atc_options)
 

@@ -15,10 +15,10 @@ from om_models.atc import (
     input_shape,
     shell_script,
 )
-from om_models.atc_table import Release
+from om_models.atc_table import Release, atc_table
 from om_models.contract import GraphContract
 from om_models.manifest import FORMAT, Gear, KvSpec, Manifest, OmFile
-from om_models.plan import FIXED_ATC_OPTIONS, ConvertOptions, Plan, make_plan
+from om_models.plan import FIXED_ATC_OPTIONS, PATH_ATC_OPTIONS, ConvertOptions, Plan, make_plan
 from runtime_cache.errors import ConversionError
 from tests.support.tiny import BASE_SPEC
 
@@ -161,3 +161,14 @@ def test_all_faults_are_told_together():
 def test_what_follows_from_the_model_cannot_be_given(name: str):
     with pytest.raises(ConversionError, match=f"--atc-option {name}: follows from the model"):
         planned(atc_options={name: "1"})
+
+
+@pytest.mark.parametrize("name", sorted(PATH_ATC_OPTIONS))
+def test_a_path_is_whole_or_refused(name: str):
+    assert planned(atc_options={name: "/etc/ops.ini"}).atc_options == {name: "/etc/ops.ini"}
+    with pytest.raises(ConversionError, match=rf"{name}=ops\.ini: atc runs in .* whole path"):
+        planned(atc_options={name: "ops.ini"})
+
+
+def test_every_fixed_option_is_one_of_atc():
+    assert atc_table().options.keys() >= FIXED_ATC_OPTIONS | PATH_ATC_OPTIONS
