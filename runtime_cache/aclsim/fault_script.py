@@ -28,7 +28,7 @@ def read_script(path: str) -> list[Fault]:
     """
     try:
         return _faults(json.loads(Path(path).read_text("utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"fault script {path}: {error}") from error
 
 
@@ -50,12 +50,14 @@ def _faults(document: Any) -> list[Fault]:
 
 def _fault(entry: Any, random: Random) -> Fault:
     _check_keys(entry, _FIELDS, "a fault")
+    if "function" not in entry:
+        raise ValueError("it names no function")
     for name, value in entry.items():
         _check_value(name, value)
     if not {"call", "every", "probability"} & entry.keys():
         entry = {**entry, "call": 1}
     return Fault(
-        entry.get("function", ""),
+        entry["function"],
         entry.get("code", 0),
         entry.get("when", "call"),
         call=entry.get("call", 0),

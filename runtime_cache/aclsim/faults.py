@@ -29,6 +29,7 @@ QUEUED = frozenset(
     )
 )
 _functions: set[str] = set()
+_MAX_NUMBER = (1 << 31) - 1
 
 
 def register(function: str) -> None:
@@ -74,6 +75,8 @@ class Fault:
             raise ValueError("one of call (counts from 1), every and probability says when")
         if self.code < 0 or self.wait_ms < 0 or not (self.code or self.wait_ms):
             raise ValueError("a fault has a code (0 is success), a delay or a hang")
+        if max(self.code, self.wait_ms) > _MAX_NUMBER:
+            raise ValueError("a code and a time in ms have 31 bits")
 
     def is_due(self) -> bool:
         """Counts one call and tells whether this is one to strike."""

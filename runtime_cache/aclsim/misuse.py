@@ -13,11 +13,14 @@ from runtime_cache.aclsim.races import unsettled
 def report(process: Process) -> list[Misuse]:
     """All misuse so far, taking the program for ended: what is alive is a leak.
 
-    Sentences that repeat stand once, with their number.
+    Sentences that repeat stand once, with their number. What a lost device keeps is no misuse:
+    nothing on it can be given back.
     """
     counted = Counter(list(ledger.noted))
     noted = [Misuse(each.kind, _times(each.sentence, count)) for each, count in counted.items()]
-    return [*noted, *_not_closed(process), *_leaks(process), *_slow_calls()]
+    is_lost = any(device.lost_code for device in process.devices.values())
+    left = [] if is_lost else [*_not_closed(process), *_leaks(process)]
+    return [*noted, *left, *_slow_calls()]
 
 
 def errors(misuses: list[Misuse]) -> list[Misuse]:

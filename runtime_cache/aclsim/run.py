@@ -215,8 +215,8 @@ def _with_report(ended: _Ended, options: argparse.Namespace) -> _Ended:
     if settings.current().misuse == "error" and misuse.errors(found) and ended.exit_code == 0:
         ended = replace(ended, exit_code=1)
     text = _json(options.program, ended.exit_code, found) if options.json else _text(found)
-    with contextlib.suppress(OSError, ValueError):  # nobody listens, or the program closed it
-        sys.stdout.flush()
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stdout.flush()  # unless nobody listens, or the program closed it or took it away
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.__stderr__)  # wherever the program sends its own
     return ended

@@ -1,8 +1,8 @@
-"""Says why a program died that followed a device address: by then the program itself cannot.
+"""Says why a program died that followed a wrong address: by then the program itself cannot.
 
 `faulthandler` writes where it died into a pipe, whose other end a small process holds. That passes
-it on to standard error with a sentence about device memory; it ends with the program, and says
-nothing if there was nothing to say. It is no child of the program, which may wait for its own.
+it on to standard error with a sentence about what kills; it ends with the program, and says nothing
+if there was nothing to say. It is no child of the program, which may wait for its own.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import os
 import sys
 
 SENTENCE = (
-    "software device: the program died of SIGSEGV. Device memory (addresses from 2^60 on) cannot be"
-    " read or written by the host, with a card neither: copy it with acl.rt.memcpy"
+    "software device: the program died of SIGSEGV, at an address that it may not follow. Device"
+    " memory of a card (from 2^60 on) cannot be read or written by the host: copy it with"
+    " acl.rt.memcpy. Memory that was freed cannot either"
 )
 
 _WATCHER = """\

@@ -106,7 +106,7 @@ MALLOC = {"function": "acl.rt.malloc", "code": 7}
 @pytest.mark.parametrize(
     ("entry", "sentence"),
     [
-        ({"code": 7}, "fault 2:  is no function that can fail at its call"),
+        ({"code": 7}, "fault 2: it names no function"),
         ({"function": "acl.rt.maloc", "code": 7}, "acl.rt.maloc is no function"),
         (MALLOC | {"when": "run"}, "acl.rt.malloc is no function that can fail at its run"),
         (MALLOC | {"when": "later"}, "when is call or run, not 'later'"),
@@ -119,6 +119,8 @@ MALLOC = {"function": "acl.rt.malloc", "code": 7}
         (MALLOC | {"probability": "often"}, "probability is a number, not 'often'"),
         ({"function": "acl.rt.malloc"}, "a code"),
         (MALLOC | {"delay_ms": -1}, "a code"),
+        (MALLOC | {"code": 1 << 31}, "31 bits"),
+        (MALLOC | {"delay_ms": (1 << 31) - 1, "hang_ms": 1}, "31 bits"),
         (MALLOC | {"function": 3}, "function is a name, not 3"),
         (MALLOC | {"cod": 7}, "unknown: cod; known: call, code, delay_ms"),
         ([], "a fault is not an object"),
@@ -137,6 +139,7 @@ def test_a_wrong_fault_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        ("[" * 100_000, "recursion"),
         ("{", "Expecting property name"),
         ("[]", "the script is not an object"),
         ('{"faults": {}}', "`faults` is a list"),

@@ -222,6 +222,22 @@ def test_what_a_script_asked_for_is_no_misuse() -> None:
     assert list(ledger.noted) == []
 
 
+def test_what_a_lost_device_keeps_is_no_misuse() -> None:
+    opened()
+    stream, ptr = ok(acl.rt.create_stream()), ok(acl.rt.malloc(64, 0))
+    faults.inject("acl.rt.memset_async", code=507054, when="run")
+    ok(acl.rt.memset_async(ptr, 64, 1, 64, stream))
+    for given_back in (
+        acl.rt.synchronize_stream(stream),
+        acl.rt.free(ptr),
+        acl.rt.destroy_stream(stream),
+        acl.rt.reset_device(0),
+    ):
+        assert given_back == 507054
+    ok(acl.finalize())
+    assert found() == []
+
+
 def test_the_oldest_go_beyond_a_thousand() -> None:
     for number in range(MAX_MISUSES + 1):
         ledger.note_misuse(f"number {number}")

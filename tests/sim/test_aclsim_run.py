@@ -230,6 +230,11 @@ def test_the_report_comes_whatever_the_program_did_with_its_streams(programs: Pr
     assert (done.returncode, done.stdout, done.stderr) == (0, "said\n", WELL)
 
 
+def test_the_report_comes_without_a_standard_output(programs: Programs) -> None:
+    done = programs("import sys; sys.stdout = None")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", WELL)
+
+
 def test_processes_that_it_starts_find_the_same_acl(programs: Programs) -> None:
     done = programs(
         """
