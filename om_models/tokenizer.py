@@ -25,7 +25,6 @@ import tokenizers
 
 from om_models.spelling import Spelling
 
-_SPACE_MARKER = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NOT_UNICODE = "the text is not valid Unicode: it has lone surrogates"
 
