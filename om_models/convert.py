@@ -6,7 +6,7 @@ The two halves may run on different hosts: an export carries all that the second
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -40,7 +40,7 @@ from om_models.compiler import (
 )
 from om_models.compiling import ONNX_NAME, Compilation
 from om_models.graph import GraphOptions
-from om_models.manifest import FORMAT, MANIFEST_NAME, Manifest
+from om_models.manifest import FORMAT, MANIFEST_NAME, Manifest, OmFile
 from om_models.memory_plan import plan_memory, warnings
 from om_models.plan import ConvertOptions, Plan, Target, make_plan, plan_of
 from om_models.socs import check_soc_name
@@ -183,13 +183,7 @@ def convert_export(
     draft = _read_export(export, reporter)
     compiled = [om for om in draft.oms if find_compiled(export, om)]
     if soc_version is not None and soc_version != draft.soc_version:
-        check_soc_name(soc_version)
-        if compiled:
-            raise ConversionError(
-                f"{export} holds {compiled[0].path}, compiled for {draft.soc_version}; remove it to"
-                f" compile for {soc_version}"
-            )
-        draft = msgspec.structs.replace(draft, soc_version=soc_version)
+        draft = _for_soc(draft, soc_version, export, compiled)
     compiler = None
     if len(compiled) < len(draft.oms):
         compiler = run.find_compiler(draft.target)
@@ -205,6 +199,19 @@ def convert_export(
     ):
         manifest = _finish(Compilation(export, draft, work, compiler), staging, reporter)
     return Bundle(output, manifest)
+
+
+def _for_soc(
+    draft: Manifest, soc_version: str, export: Path, compiled: Sequence[OmFile]
+) -> Manifest:
+    """The draft for another SoC, for which nothing is compiled yet."""
+    check_soc_name(soc_version)
+    if compiled:
+        raise ConversionError(
+            f"{export} holds {compiled[0].path}, compiled for {draft.soc_version}; remove it to"
+            f" compile for {soc_version}"
+        )
+    return msgspec.structs.replace(draft, soc_version=soc_version)
 
 
 def _export_for(

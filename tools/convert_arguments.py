@@ -55,8 +55,8 @@ A conversion for a card that fails or is interrupted keeps what it has finished
 beside the output; the same command goes on there. More: docs/conversion.md
 
 exit codes:
-  0 the bundle (or export) is complete   1 the output is as it was
-  2 wrong command line                   130 interrupted, the output is as it was
+  0 bundle or export is complete   1 it failed, the output is as it was
+  2 the command line is wrong      130 interrupted, the output is as it was
 """
 
 

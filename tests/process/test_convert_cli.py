@@ -93,6 +93,12 @@ def test_a_summary_as_json(gguf: Path, output: Path):
     assert max(map(len, ended.complaint.splitlines())) <= max(80, len(f"bundle: {output}"))
 
 
+def test_the_help_fits_a_terminal():
+    ended = convert("--help")
+    assert ended.code == 0
+    assert max(map(len, ended.out.splitlines())) <= 80
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
