@@ -145,14 +145,14 @@ def test_a_lost_device_answers_everybody_once(bundle: Path, script: Script):
 
 
 def test_an_idle_daemon_notices_a_lost_device(bundle: Path, script: Script):
-    script(function="acl.rt.get_mem_info", call=3, code=507010)
+    script(function="acl.rt.get_mem_info", call=21, code=507010)
     with serve(bundle, device_memory_check_s="0.01") as daemon:
         end_with(daemon, 4)
 
 
 def test_a_question_that_fails_once_is_no_loss(bundle: Path, script: Script):
     """The same call says that the device is lost, and the device works when asked again."""
-    script(function="acl.rt.get_mem_info", call=3, code=500004)
+    script(function="acl.rt.get_mem_info", call=21, code=500004)
     with serve(bundle, device_memory_check_s="0.01") as daemon:
         daemon.wait_for("device_memory_unknown")
         with RawClient(daemon.endpoint) as client:
