@@ -49,8 +49,11 @@ class HandleTable(Generic[T]):
         """
         item = self._live.get(handle)
         if item is None:
-            raise AclFailure(self._code, f"{handle:#x} is no live {self.what}")
+            raise self._absent(handle)
         return item
+
+    def _absent(self, handle: int) -> AclFailure:
+        return AclFailure(self._code, f"{handle:#x} is no live {self.what}")
 
     def ordinal(self, handle: int) -> int:
         """Which entry of the table a handle was, from 0; errors as `get`."""
@@ -59,8 +62,9 @@ class HandleTable(Generic[T]):
 
     def remove(self, handle: int) -> T:
         """Takes the object out; errors as `get`."""
-        item = self.get(handle)
-        del self._live[handle]
+        item = self._live.pop(handle, None)
+        if item is None:
+            raise self._absent(handle)
         return item
 
     def discard(self, handle: int) -> None:

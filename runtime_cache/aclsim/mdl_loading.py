@@ -65,7 +65,9 @@ def unload(model_id: int) -> None:
     model = model_of(model_id)
     if model.num_queued:
         raise AclFailure(codes.GE_FAILURE, f"model {model_id} has {model.num_queued} runs queued")
-    del this_process().models[model_id]
+    if this_process().models.pop(model_id, None) is None:
+        sentence = f"model {model_id} was unloaded by another thread meanwhile"
+        raise AclFailure(codes.GE_MODEL_ID_INVALID, sentence)
     model.unload()
 
 

@@ -220,8 +220,7 @@ class Process:
         """Unloads and frees what the program left on a device that is reset: leaks."""
         where = f"reset_device({device.device_id})"
         for model_id, model in list(self.models.items()):
-            if model.memory is device.memory:
-                del self.models[model_id]
+            if model.memory is device.memory and self.models.pop(model_id, None) is not None:
                 model.unload()
                 ledger.note_misuse(f"{where} unloaded model {model_id}, still loaded", "leak")
         sizes = [allocation.size_bytes for allocation in device.memory.live]

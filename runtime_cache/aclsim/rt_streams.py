@@ -62,8 +62,10 @@ def _own_stream(handle: int) -> Stream:
 
 
 def _forget(handle: int) -> None:
-    del current_context().streams[handle]
-    this_process().subscriptions.drop(this_process().streams.remove(handle))
+    """Takes a stream out of all tables; 107003 if another thread did so meanwhile."""
+    stream = this_process().streams.remove(handle)
+    current_context().streams.pop(handle, None)
+    this_process().subscriptions.drop(stream)
 
 
 @acl_function("k")

@@ -11,7 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import runtime_cache.aclsim as acl
-from runtime_cache.aclsim import inspect, settings
+from runtime_cache.aclsim import inspect, mdl_loading, settings
+from runtime_cache.aclsim.loading import model_of
+from runtime_cache.aclsim.models import LoadedModel
 from runtime_cache.aclsim.om import read_om
 from runtime_cache.aclsim.process import this_process
 from tests.support.aclsim import (
@@ -397,6 +399,19 @@ def test_unknown_handles_are_refused(static: Run) -> None:
     assert acl.mdl.get_dataset_buffer(static.inputs, 0) == static.input_buffers[0]
     assert acl.mdl.get_dataset_buffer(static.inputs, 2) == 0
     assert acl.mdl.get_dataset_num_buffers(static.inputs) == 2
+
+
+def test_a_model_that_another_thread_unloads_meanwhile(
+    static: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(model_id: int) -> LoadedModel:
+        model = model_of(model_id)
+        monkeypatch.undo()
+        ok(acl.mdl.unload(model_id))
+        return model
+
+    monkeypatch.setattr(mdl_loading, "model_of", late)
+    assert acl.mdl.unload(static.model) == 145003
 
 
 # --- files that do not load ---

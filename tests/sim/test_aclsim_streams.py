@@ -181,6 +181,22 @@ def test_synchronize_lets_other_threads_run(stream: int) -> None:
     waiter.join()
 
 
+def test_of_two_threads_that_destroy_a_stream_one_does(stream: int) -> None:
+    results: list[int] = []
+
+    def destroy() -> None:
+        ok(acl.rt.set_device(0))
+        results.append(acl.rt.destroy_stream(stream))
+
+    threads = [threading.Thread(target=destroy) for _ in range(2)]
+    with inspect.hold(stream):
+        for thread in threads:
+            thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [0, 107003]
+
+
 def test_a_thread_that_still_holds_a_destroyed_stream_is_refused_and_does_not_hang() -> None:
     stream = Stream("test", on_failure=lambda failure: None, lost=lambda: None)
     stream.submit("acl.rt.memset_async", lambda: None)
