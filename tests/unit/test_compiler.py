@@ -153,16 +153,8 @@ def test_died_of_a_signal(tmp_path: Path, number: signal.Signals):
 
 
 def test_workers_that_outlive_it_are_ended(tmp_path: Path):
-    lines = run_fake(tmp_path, "sleep 300 & echo $!; kill -STOP $!")
-    assert not is_running(int(lines[0]))
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there and not only waits for its parent to notice its end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    # The worker holds the output open: until it has ended, the run would not.
+    assert run_fake(tmp_path, "echo begun; sleep 300 &") == ["begun"]
 
 
 def test_output_without_end_or_sense_is_no_message(tmp_path: Path):
