@@ -66,7 +66,8 @@ def read_manifest(path: Path, name: str = MANIFEST_NAME, kind: str = "a bundle")
     try:
         text = (path / name).read_bytes()
     except OSError as error:
-        raise BundleError(f"{path} is not {kind}: cannot read {name}: {error}") from error
+        why = f"cannot read {name}: {error.strerror}"
+        raise BundleError(f"{path} is not {kind}: {why}") from error
     try:
         found = msgspec.json.decode(text, type=_FormatOnly).format
         if found != FORMAT:

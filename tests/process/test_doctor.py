@@ -143,10 +143,10 @@ def test_the_package_of_pypi(host: dict[str, str], tmp_path: Path) -> None:
             "the NPU driver is not installed, or not mounted into this container",
         ),
         ('raise ImportError("acl.so: undefined symbol: aclrtX")', "of different releases"),
-        ("print 'Python 2'", "The module `acl` ends with SyntaxError"),
-        ("import os; os.kill(os.getpid(), 11)", "ended the process with signal 11"),
-        ("raise SystemExit(0)", "The module `acl` ends with SystemExit"),
-        ("import os; os._exit(0)", "ended the process with exit code 0"),
+        ("print 'Python 2'", "acl.py ends with SyntaxError"),
+        ("import os; os.kill(os.getpid(), 11)", "acl.py ended with signal 11"),
+        ("raise SystemExit(0)", "acl.py ends with SystemExit"),
+        ("import os; os._exit(0)", "acl.py ended with exit code 0"),
     ],
 )
 def test_a_module_that_does_not_load(

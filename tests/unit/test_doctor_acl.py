@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,10 +146,15 @@ def test_the_package_of_pypi(maker: HostMaker) -> None:
 
 
 def test_a_stranger_that_pip_does_not_know(maker: HostMaker) -> None:
-    result = imported(maker, file=None, is_pyacl=False)
-    (finding,) = result.findings
+    (finding,) = imported(maker, file=None, is_pyacl=False).findings
     assert "at an unknown place is not pyACL" in finding.text
-    assert finding.remedy == "Remove that module from the path."
+    assert finding.remedy == "Remove that module, or take its directory off PYTHONPATH."
+
+
+def test_a_stranger_that_does_not_say_where_it_is(maker: HostMaker) -> None:
+    """A directory without __init__.py."""
+    (finding,) = imported(maker, place=["/a/acl"], file=None, is_pyacl=False).findings
+    assert "at ['/a/acl'] is not pyACL" in finding.text
 
 
 def test_a_stranger_behind_pyacl(maker: HostMaker) -> None:
@@ -165,6 +171,26 @@ def test_a_stranger_that_is_not_of_this_python(maker: HostMaker) -> None:
     assert "another package of that name is in its place" in finding.text
 
 
+def test_what_fails_is_named_with_its_place(maker: HostMaker) -> None:
+    place = "/home/u/acl.py"
+    (finding,) = imported(maker, place=place, error="boom", kind="RuntimeError").findings
+    assert finding.text.startswith(f"The module `acl` at {place} ends with RuntimeError: boom;")
+    assert finding.remedy == f"Remove {place}, or take its directory off PYTHONPATH."
+    facts = {"error": "No module named 'x'", "kind": "ModuleNotFoundError", "missing": "x"}
+    (finding,) = imported(maker, place=place, **facts).findings
+    assert finding.text == f"pyACL ({place}) cannot be imported: No module named 'x'."
+    maker.answers.importing = replace(said(place=place), code=None)
+    (finding,) = imported(maker).findings
+    assert finding.text == f"Importing `acl` from {place} did not end within 30 seconds."
+
+
+def test_an_import_that_prints_without_end(maker: HostMaker) -> None:
+    maker.answers.importing = Ran(None, "x" * 10, "", is_flood=True)
+    (finding,) = imported(maker).findings
+    assert finding.text == "Importing `acl` printed more than 1 MiB and was ended."
+    assert "pyACL does not print" in finding.remedy
+
+
 def test_an_import_that_hangs(maker: HostMaker) -> None:
     maker.answers.importing = Ran(None, '\nrtcache-doctor: {"pip": {}}\n', "")
     result = imported(maker)
@@ -177,16 +203,16 @@ def test_an_import_that_hangs(maker: HostMaker) -> None:
 @pytest.mark.parametrize(
     ("ran", "how"),
     [
-        (Ran(-11, "", ""), "with signal 11."),
+        (Ran(-11, "", ""), "signal 11."),
         (Ran(3, "", "loading\nfatal: no device\n"), "exit code 3. It said: fatal: no device."),
-        (Ran(0, "rtcache-doctor: {broken\n", ""), "with exit code 0."),
-        (Ran(0, "rtcache-doctor: [1]\n", ""), "with exit code 0."),
+        (Ran(0, "rtcache-doctor: {broken\n", ""), "exit code 0."),
+        (Ran(0, "rtcache-doctor: [1]\n", ""), "exit code 0."),
     ],
 )
 def test_an_import_that_ends_the_process(maker: HostMaker, ran: Ran, how: str) -> None:
     maker.answers.importing = ran
     (finding,) = imported(maker).findings
-    assert finding.text.startswith("Importing `acl` ended the process with ")
+    assert finding.text.startswith("Importing `acl` ended with ")
     assert finding.text.endswith(how)
 
 

@@ -85,9 +85,7 @@ def test_a_container_with_one_device_of_another_number(maker: HostMaker) -> None
     assert check_nodes(maker.host(), 0).text.startswith("/dev/davinci7 and")
     finding = check_nodes(maker.host(), 7)
     assert finding.status == "problem"
-    assert finding.text == (
-        "npu:7 does not exist: there are 1 devices (/dev/davinci7), counted from 0."
-    )
+    assert finding.text == ("npu:7 does not exist: the devices are /dev/davinci7, counted from 0.")
 
 
 def test_devices_are_counted_as_numbers(maker: HostMaker) -> None:
@@ -104,8 +102,6 @@ def test_devices_are_counted_as_numbers(maker: HostMaker) -> None:
         ("1", 1, None),
         ("1,0", 1, 0),
         ("0, 1", 1, 1),
-        ("none", 0, 0),
-        ("0-1", 1, 1),  # not the documented form
     ],
 )
 def test_visible_devices_are_numbered_again(
@@ -117,6 +113,15 @@ def test_visible_devices_are_numbered_again(
         assert check_nodes(maker.host(), device_id).text.startswith(f"/dev/davinci{index} and")
     else:
         assert "ASCEND_RT_VISIBLE_DEVICES is '1'" in check_nodes(maker.host(), device_id).text
+
+
+@pytest.mark.parametrize("text", ["none", "0-1", "0,,1", " "])
+def test_visible_devices_of_another_form(maker: HostMaker, text: str) -> None:
+    maker.env["ASCEND_RT_VISIBLE_DEVICES"] = text
+    assert visible_index(maker.host(), 1) == 1
+    finding = check_nodes(maker.host(), 1)
+    assert finding.status == "warning"
+    assert f"is {text!r}, which is no list of numbers" in finding.text
 
 
 @pytest.mark.parametrize("node", ["/dev/davinci0", *COMMON])
@@ -231,6 +236,23 @@ def test_npu_smi_hangs(maker: HostMaker) -> None:
     finding = smi_says(maker, Ran(None, "", ""))
     assert finding.status == "problem"
     assert finding.text == "npu-smi did not end within 20 seconds."
+    assert "hangs" in finding.remedy
+
+
+def test_npu_smi_prints_without_end(maker: HostMaker) -> None:
+    finding = smi_says(maker, Ran(None, "y", "", is_flood=True))
+    assert finding.text == "npu-smi printed more than 1 MiB and was ended."
+    assert finding.remedy == "See what /usr/local/sbin/npu-smi is: this is no answer of npu-smi."
+
+
+def test_npu_smi_crashes(maker: HostMaker) -> None:
+    finding = smi_says(maker, Ran(-11, "", ""))
+    assert finding.text == "npu-smi info ended with signal 11 and says: nothing"
+
+
+def test_npu_smi_may_not_be_run(maker: HostMaker) -> None:
+    finding = smi_says(maker, PermissionError(13, "Permission denied"))
+    assert finding.remedy == "See that it is a program, and that this user may run it."
 
 
 def test_npu_smi_is_for_another_cpu(maker: HostMaker) -> None:
@@ -268,7 +290,7 @@ def test_npu_smi_fails_otherwise(maker: HostMaker) -> None:
 def test_npu_smi_of_a_form_that_is_not_known(maker: HostMaker) -> None:
     finding = smi_says(maker, Ran(0, "chips:\n- 910B4\n", ""))
     assert finding.status == "warning"
-    assert "of a form that is not known here; nothing was read from it" in finding.text
+    assert "no table of a form that is known here; nothing was read from it" in finding.text
 
 
 def test_npu_smi_without_chips(maker: HostMaker) -> None:

@@ -187,8 +187,32 @@ def test_a_configuration_that_is_wrong(maker: HostMaker, tmp_path: Path) -> None
     found = by_check(examine(maker.host(), Request(config=str(config))))
     assert found["config"].status == "problem"
     assert "did you mean cache.block_size?" in found["config"].text
-    assert "rtcached --config FILE --check-config" in found["config"].remedy
+    assert f"rtcached --config {config} --check-config" in found["config"].remedy
     assert found["socket"].status == "skipped"
+
+
+def test_each_fault_of_a_configuration_is_a_finding(maker: HostMaker, tmp_path: Path) -> None:
+    config = tmp_path / "rtcached.toml"
+    config.write_text("foo = 1\n[cache]\nblock_sise = 1\n")
+    found = examine(maker.host(), Request(config=str(config))).findings
+    first, second = (f.text for f in found if f.check == "config")
+    assert first.startswith(f"{config}: unknown section [foo]; known: model,")
+    assert second == f"{config}: unknown key cache.block_sise; did you mean cache.block_size?"
+
+
+def test_a_configuration_without_a_name_is_none(maker: HostMaker) -> None:
+    """As the daemon has it: `--config ""`."""
+    found = by_check(examine(maker.host(), Request(config="")))
+    assert (found["config"].status, found["socket"].status) == ("skipped", "skipped")
+
+
+def test_mounts_that_a_working_device_lacks_are_no_problem(maker: HostMaker) -> None:
+    maker.add("/.dockerenv")
+    found = by_check(examine(maker.host(), Request()))
+    assert (found["device"].status, found["container"].status) == ("ok", "warning")
+    assert "The device works without them" in found["container"].text
+    found = by_check(examine(maker.host(), Request(may_probe=False)))
+    assert found["container"].status == "problem"
 
 
 def test_a_device_that_is_no_name(maker: HostMaker, tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,6 +125,27 @@ def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command._has_colours()
     monkeypatch.setenv("NO_COLOR", "1")
     assert not command._has_colours()
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("PROGRAM --device sim:0 >/dev/full", 1, "rtcache-doctor: No space left on device\n"),
+        ("PROGRAM --device sim:0 >&-", 0, ""),
+        ("PROGRAM --bundle b\u00fcndel | cat", 0, ""),
+        ("PROGRAM --device sim:0 | true", 0, ""),
+    ],
+)
+def test_an_output_that_takes_nothing_or_not_all(command: str, code: int, said: str) -> None:
+    program = f"{shlex.quote(sys.executable)} -m tools.doctor.main"
+    ran = subprocess.run(
+        ["/bin/sh", "-c", command.replace("PROGRAM", program)],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stderr) == (code, said)
 
 
 def test_om(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,16 @@ def test_a_path_is_not_cut() -> None:
     assert wrap("") == [""]
 
 
+def test_characters_of_two_columns() -> None:
+    """Chinese has no spaces, and each character takes two columns."""
+    assert wrap("ab 驱动未加载 cd", 9) == ["ab 驱动未", "加载 cd"]
+    assert wrap("驱动", 3) == ["驱", "动"]
+    text = render("t", [ok("npu-smi", "says: " + "检查设备状态" * 9)], has_colours=False)
+    first, second, *_ = text.splitlines()[1:]
+    assert len(first) == 20 + 6 + 27
+    assert len(second.strip()) == 27
+
+
 def test_texts_of_other_programs_steer_nothing() -> None:
     text = render("t", [ok("acl", "a\x1b[2Jb\nc\x07")], has_colours=False)
     assert "\x1b" not in text
@@ -94,6 +104,7 @@ def test_names_that_are_no_text_do_not_stop_the_report() -> None:
         ("pyACL is not here.", "pyACL is not here."),
         ("npu-smi is not here", "npu-smi is not here."),
         ("/a/b is damaged", "/a/b is damaged."),
+        ("did you mean a.b?", "Did you mean a.b?"),
         ("", "."),
     ],
 )

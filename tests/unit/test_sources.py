@@ -113,7 +113,11 @@ def test_a_wheel_that_cannot_be_unpacked(
 
 
 def test_what_is_no_source(tmp_path: Path):
-    with pytest.raises(ConversionError, match="neither"), open_source(str(tmp_path / "x.bin")):
+    path = tmp_path / "x.bin"
+    with pytest.raises(ConversionError, match="does not exist"), open_source(str(path)):
+        pass
+    path.write_bytes(b"")
+    with pytest.raises(ConversionError, match="neither"), open_source(str(path)):
         pass
 
 

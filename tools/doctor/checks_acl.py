@@ -40,22 +40,24 @@ def say(**facts):
 _IMPORT = (
     _START
     + f"""\
-from importlib import metadata
+from importlib import metadata, util
 pip = {{}}
 for name in {_STRANGERS!r}:
     try:
         pip[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
         pass
-say(pip=pip)
+found = util.find_spec("acl")
+known = {{"pip": pip, "place": found and (found.origin or list(found.submodule_search_locations))}}
+say(**known)
 try:
     import acl
 except BaseException as error:
     name = getattr(error, "name", None)
-    say(pip=pip, error=str(error), kind=type(error).__name__, missing=name)
+    say(**known, error=str(error), kind=type(error).__name__, missing=name)
 else:
     is_whole = hasattr(acl, "init") and hasattr(getattr(acl, "rt", None), "malloc")
-    say(pip=pip, file=getattr(acl, "__file__", None), is_pyacl=is_whole)
+    say(**known, file=getattr(acl, "__file__", None), is_pyacl=is_whole)
 """
 )
 #: Counts a repeated init (100002) as done.
@@ -128,20 +130,22 @@ def check_acl(host: Host, toolkit: Installed | None, driver: Installed | None) -
     """Whether pyACL can be imported."""
     ran = _run(host, _IMPORT, (), IMPORT_LIMIT_S)
     facts = _facts(ran)
-    pip = facts.get("pip") or {}
+    pip, place = facts.get("pip") or {}, facts.get("place")
     if "error" in facts:
         finding = _explain(host, facts, toolkit, driver)
     elif "file" not in facts:
-        finding = _no_answer("acl", "importing `acl`", ran, IMPORT_LIMIT_S)
+        what = f"importing `acl`{f' from {place}' if place else ''}"
+        finding = _no_answer("acl", what, ran, IMPORT_LIMIT_S)
     elif not facts.get("is_pyacl"):
-        finding = problem("acl", sentence(explain_stranger(facts["file"])), _uninstall(pip))
+        text = sentence(explain_stranger(facts["file"] or place))
+        finding = problem("acl", text, _remove(pip, place))
     else:
         finding = ok("acl", f"pyACL is {facts['file']}.")
     findings = [finding]
-    if pip and finding.remedy != _uninstall(pip):
+    if pip and finding.remedy != _remove(pip, place):
         named = " and ".join(f"{name} {version}" for name, version in pip.items())
         text = f"pip has installed {named}, which has nothing to do with Ascend."
-        findings.append(warning("acl", text, _uninstall(pip)))
+        findings.append(warning("acl", text, _remove(pip, place)))
     is_absent = facts.get("kind") == _ABSENT and facts.get("missing") == "acl"
     return AclImport(findings, finding.status == "ok", is_absent)
 
@@ -183,19 +187,21 @@ def _facts(ran: Ran) -> dict[str, Any]:
 
 def _no_answer(check: str, what: str, ran: Ran, limit_s: float) -> Finding:
     """A program that ended without its last line, or did not end."""
+    how = sentence(f"{what} {ran.how_it_ended(limit_s)}")
+    if ran.is_flood:
+        return problem(check, how, "See what that module is: pyACL does not print.")
     if ran.code is None:
         return problem(
             check,
-            sentence(f"{what} did not end within {limit_s:g} seconds"),
+            how,
             "A driver or device that hangs is the usual cause: see npu-smi and `dmesg`, and"
             " start the device again.",
         )
-    how = f"signal {-ran.code}" if ran.code < 0 else f"exit code {ran.code}"
     said = ran.err.strip().splitlines()
-    last = f" It said: {said[-1][:200]}" if said else ""
+    last = f" It said: {sentence(said[-1][:200])}" if said else ""
     return problem(
         check,
-        sentence(f"{what} ended the process with {how}.{last}"),
+        f"{how}{last}",
         "pyACL, CANN and driver of different releases do this: see the findings about them.",
     )
 
@@ -203,13 +209,10 @@ def _no_answer(check: str, what: str, ran: Ran, limit_s: float) -> Finding:
 def _explain(
     host: Host, facts: dict[str, Any], toolkit: Installed | None, driver: Installed | None
 ) -> Finding:
-    text, kind = str(facts["error"]), facts["kind"]
+    text, kind, place = str(facts["error"]), facts["kind"], facts.get("place")
     if kind not in (_ABSENT, "ImportError"):
-        return problem(
-            "acl",
-            sentence(describe_failure(kind, text)),
-            _uninstall(facts.get("pip") or {}),
-        )
+        remedy = _remove(facts.get("pip") or {}, place)
+        return problem("acl", sentence(describe_failure(kind, text, place)), remedy)
     missing = facts["missing"] if kind == _ABSENT else None
     other = _built_for_another(host, toolkit) if missing == "acl" else None
     if other is not None:
@@ -219,7 +222,8 @@ def _explain(
             f" {host.python[0]}.{host.python[1]} on {host.machine}.",
             "Make the virtual environment with that Python.",
         )
-    why = f"pyACL cannot be imported: {explain_import(text, missing)}"
+    which = f"pyACL ({place})" if place else "pyACL"
+    why = f"{which} cannot be imported: {explain_import(text, missing)}"
     return problem("acl", sentence(why), _remedy(host, text, missing, toolkit, driver))
 
 
@@ -263,5 +267,8 @@ def _built_for_another(host: Host, toolkit: Installed | None) -> str | None:
     return others[0] if others else None
 
 
-def _uninstall(pip: dict[str, str]) -> str:
-    return f"Run: pip uninstall {' '.join(pip)}" if pip else "Remove that module from the path."
+def _remove(pip: dict[str, str], place: object) -> str:
+    """How to be rid of a module `acl` that is not pyACL."""
+    if pip:
+        return f"Run: pip uninstall {' '.join(pip)}"
+    return f"Remove {place or 'that module'}, or take its directory off PYTHONPATH."

@@ -7,13 +7,14 @@ for the codes with which npu-smi fails.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Sequence
 
 from tools.doctor import npu_smi
 from tools.doctor.findings import Finding, ok, problem, skipped, warning
-from tools.doctor.host import Host
+from tools.doctor.host import Host, Ran
 from tools.doctor.installed import Installed, find_driver, toolkit_roots
 from tools.doctor.npu_smi import Chip
 
@@ -21,6 +22,7 @@ SMI_LIMIT_S = 20.0
 
 #: Beside the device's own node.
 COMMON_NODES = ("davinci_manager", "devmm_svm", "hisi_hdc")
+_VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 _LIST = re.compile(r"\s*\d+\s*(?:,\s*\d+\s*)*")
 _DAVINCI = re.compile(r"davinci(\d+)")
 _SMI_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
@@ -69,9 +71,17 @@ def check_nodes(host: Host, device_id: int) -> Finding:
     if device_id >= len(visible):
         return problem(
             "nodes",
-            f"npu:{device_id} does not exist: there are {len(visible)} devices"
-            f" ({', '.join(visible) or 'none'}), counted from 0{_because_of_visible(host)}.",
+            f"npu:{device_id} does not exist: the devices are"
+            f" {', '.join(visible) or 'none'}, counted from 0{_because_of_visible(host)}.",
             "Choose another device, or give this container the one that is meant.",
+        )
+    text = host.env.get(_VISIBLE, "")
+    if text and _LIST.fullmatch(text) is None:
+        return warning(
+            "nodes",
+            f"{_VISIBLE} is {text!r}, which is no list of numbers: what pyACL makes of it is not"
+            " known.",
+            "Set it to numbers with commas between them, such as 0,1, or not at all.",
         )
     return _check_access(host, visible[device_id])
 
@@ -107,16 +117,23 @@ def check_smi(host: Host) -> tuple[list[Finding], list[Chip]]:
     try:
         ran = host.run([command, "info"], SMI_LIMIT_S)
     except OSError as error:
-        remedy = "Install the driver of this host's CPU again."
+        remedy = (
+            "Install the driver of this host's CPU again."
+            if error.errno == errno.ENOEXEC
+            else "See that it is a program, and that this user may run it."
+        )
         return [problem("npu-smi", f"{command} cannot be run: {error.strerror}.", remedy)], []
     if ran.code is None:
-        text = f"npu-smi did not end within {SMI_LIMIT_S:g} seconds."
-        remedy = "The driver or a device hangs: see `dmesg`, and start the device again."
-        return [problem("npu-smi", text, remedy)], []
+        remedy = (
+            f"See what {command} is: this is no answer of npu-smi."
+            if ran.is_flood
+            else "The driver or a device hangs: see `dmesg`, and start the device again."
+        )
+        return [problem("npu-smi", f"npu-smi {ran.how_it_ended(SMI_LIMIT_S)}.", remedy)], []
     chips = npu_smi.parse(ran.out)
     if chips:
         return [_shown(ran.out, chips), *filter(None, map(_health, chips))], chips
-    return [_unread(ran.code, f"{ran.out}\n{ran.err}", has_table=chips is not None)], []
+    return [_unread(ran, has_table=chips is not None)], []
 
 
 def _shown(text: str, chips: Sequence[Chip]) -> Finding:
@@ -136,8 +153,9 @@ def _health(chip: Chip) -> Finding | None:
     return warning("health", text, remedy)
 
 
-def _unread(code: int, text: str, *, has_table: bool) -> Finding:
+def _unread(ran: Ran, *, has_table: bool) -> Finding:
     """What to make of an output without chips."""
+    text = f"{ran.out}\n{ran.err}"
     failed = npu_smi.failure(text)
     if failed is not None:
         why = _SMI_CODES.get(failed, "the driver could not be reached")
@@ -146,11 +164,11 @@ def _unread(code: int, text: str, *, has_table: bool) -> Finding:
             f"npu-smi cannot reach the driver ({failed}): {why}.",
             "See the findings about nodes and driver, and whether another container has it.",
         )
-    if code != 0:
+    if ran.code != 0:
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "nothing")
         return problem(
             "npu-smi",
-            f"npu-smi info ends with exit code {code} and says: {last.strip()[:200]}",
+            f"npu-smi info {ran.how_it_ended(SMI_LIMIT_S)} and says: {last.strip()[:200]}",
             "See the findings about driver and nodes.",
         )
     if has_table:
@@ -159,7 +177,7 @@ def _unread(code: int, text: str, *, has_table: bool) -> Finding:
         )
     return warning(
         "npu-smi",
-        "npu-smi prints a table of a form that is not known here; nothing was read from it.",
+        "npu-smi prints no table of a form that is known here; nothing was read from it.",
         "Look at it yourself: npu-smi info",
     )
 
@@ -187,7 +205,7 @@ def visible_index(host: Host, device_id: int) -> int | None:
 
     Source: ASCEND_RT_VISIBLE_DEVICES selects devices and numbers them again from 0.
     """
-    text = host.env.get("ASCEND_RT_VISIBLE_DEVICES", "")
+    text = host.env.get(_VISIBLE, "")
     if _LIST.fullmatch(text) is None:
         return device_id
     wanted = [int(part) for part in text.split(",")]
@@ -201,8 +219,8 @@ def _visible(host: Host, devices: list[str]) -> list[str]:
 
 
 def _because_of_visible(host: Host) -> str:
-    text = host.env.get("ASCEND_RT_VISIBLE_DEVICES")
-    return f"; ASCEND_RT_VISIBLE_DEVICES is {text!r}" if text else ""
+    text = host.env.get(_VISIBLE)
+    return f"; {_VISIBLE} is {text!r}" if text else ""
 
 
 def _device_flags(device: str) -> str:

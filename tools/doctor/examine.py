@@ -38,7 +38,7 @@ from tools.doctor.checks_software import (
     check_versions,
     installed_version,
 )
-from tools.doctor.findings import Finding, ok, problem, sentence, skipped
+from tools.doctor.findings import Finding, ok, problem, sentence, skipped, warning
 from tools.doctor.host import Host
 from tools.doctor.installed import Installed, find_driver, find_toolkit
 from tools.doctor.npu_smi import Chip
@@ -126,11 +126,18 @@ def _load_config(host: Host, request: Request) -> tuple[Config | None, list[Find
     try:
         config = options.load(request.config, env=host.env).config
     except ConfigError as error:
-        remedy = "Correct it; `rtcached --config FILE --check-config` checks it again."
-        return None, [problem("config", sentence(error.message), remedy)]
-    if request.config is None:
+        option = f" --config {request.config}" if request.config else ""
+        remedy = f"Correct it; `rtcached{option} --check-config` checks it again."
+        return None, [problem("config", text, remedy) for text in _faults(error)]
+    if not request.config:
         return config, [skipped("config", "No configuration was named: --config FILE.")]
     return config, [ok("config", f"{request.config} is right.")]
+
+
+def _faults(error: ConfigError) -> list[str]:
+    """A sentence for each fault: the message is one, or a heading and a list."""
+    first, *others = error.message.splitlines()
+    return [sentence(line.removeprefix("  - ")) for line in others or [first]]
 
 
 def _fault_of_device(name: str) -> Finding | None:
@@ -144,7 +151,8 @@ def _fault_of_device(name: str) -> Finding | None:
 
 def _load_bundle(path: Path | None, request: Request) -> tuple[Manifest | None, list[Finding]]:
     if path is None:
-        return None, [skipped("bundle", "No bundle was named: --bundle DIR.")]
+        text = "No bundle was named, by --bundle DIR or by model.bundle of the configuration."
+        return None, [skipped("bundle", text)]
     finding, manifest = check_bundle(path, has_checksums=request.has_checksums)
     return manifest, [finding]
 
@@ -201,7 +209,17 @@ def _look_at_card(
     if why:
         return [*findings, skipped("device", why)], _card(chip, None)
     finding, probe = check_probe(host, device_id)
+    if finding.status == "ok":
+        findings = [_not_needed(other) for other in findings]
     return [*findings, finding], _card(chip, probe)
+
+
+def _not_needed(finding: Finding) -> Finding:
+    """Mounts that a device works without are no problem: no page says which are needed for what."""
+    if (finding.check, finding.status) != ("container", "problem"):
+        return finding
+    text = f"{finding.text} The device works without them; npu-smi and health reports may not."
+    return warning(finding.check, text, finding.remedy)
 
 
 def _why_no_probe(request: Request, *, acl_is_ready: bool, nodes: Finding) -> str:
@@ -253,8 +271,9 @@ def _look_at_service(
     host: Host, request: Request, config: Config | None, *, is_sim: bool
 ) -> Iterator[Finding]:
     if config is None:
-        yield skipped("socket", "Where the daemon listens is not known before that is corrected.")
-    elif request.config is None and "RTCACHE_IPC_ENDPOINT" not in host.env:
+        text = "Where the daemon listens is not known before the configuration is corrected."
+        yield skipped("socket", text)
+    elif not request.config and "RTCACHE_IPC_ENDPOINT" not in host.env:
         yield skipped("socket", "Where the daemon listens is not known: --config FILE.")
     else:
         yield from check_sockets(host, config)

@@ -54,7 +54,7 @@ def sentence(text: str) -> str:
     first = text.partition(" ")[0]
     if first.isalpha() and first.islower():
         text = text[0].upper() + text[1:]
-    return text if text.endswith(".") else f"{text}."
+    return text if text.endswith((".", "?")) else f"{text}."
 
 
 def count(findings: Iterable[Finding]) -> dict[Status, int]:

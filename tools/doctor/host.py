@@ -31,11 +31,22 @@ class Ran:
     Attributes:
         code: its exit code, below 0 for a signal; None if it did not end in time or said too much.
         out: what it printed, standard output and standard error each.
+        is_flood: it said too much, and was ended for that.
     """
 
     code: int | None
     out: str
     err: str
+    is_flood: bool = False
+
+    def how_it_ended(self, limit_s: float) -> str:
+        """As the end of a sentence."""
+        if self.is_flood:
+            return f"printed more than {_MAX_OUTPUT_BYTES >> 20} MiB and was ended"
+        if self.code is None:
+            return f"did not end within {limit_s:g} seconds"
+        what = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        return f"ended with {what}"
 
 
 class Runner(Protocol):
@@ -71,15 +82,19 @@ def run(command: Sequence[str], limit_s: float, env: Mapping[str, str]) -> Ran:
             if pipe is not None:
                 pipe.close()
     out, err = (text.decode("utf-8", "replace") for text in texts.raw)
-    return Ran(code if texts.is_complete else None, out, err)
+    return Ran(code if texts.is_complete else None, out, err, texts.is_flood)
 
 
 @dataclass(slots=True)
 class _Texts:
-    """What was printed so far, and whether that was all."""
+    """What was printed so far, and whether that was all, or too much."""
 
     raw: list[bytes] = field(default_factory=lambda: [b"", b""])
     is_complete: bool = False
+
+    @property
+    def is_flood(self) -> bool:
+        return max(map(len, self.raw)) > _MAX_OUTPUT_BYTES
 
 
 def _collect(process: subprocess.Popen[bytes], end_s: float) -> _Texts:
@@ -91,7 +106,7 @@ def _collect(process: subprocess.Popen[bytes], end_s: float) -> _Texts:
                 selector.register(pipe, selectors.EVENT_READ, index)
         while selector.get_map():
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or max(map(len, texts.raw)) > _MAX_OUTPUT_BYTES:
+            if left_s <= 0 or texts.is_flood:
                 return texts
             for key, _ in selector.select(left_s):
                 chunk = os.read(key.fd, 1 << 16)
@@ -211,7 +226,7 @@ def _working_directory() -> str:
     try:
         return os.getcwd()
     except OSError:
-        return os.environ.get("PWD", "/")
+        return os.environ.get("PWD") or "(removed)"
 
 
 def _group_names() -> list[str]:

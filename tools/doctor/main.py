@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -36,14 +37,27 @@ exit codes:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # texts of other programs, in any language
+            stream.reconfigure(errors="backslashreplace")
+    if words[:1] == ["om"]:
+        args, command = _om_parser().parse_args(words[1:]), _om
+    else:
+        args, command = _parser().parse_args(words), _examine
     try:
-        if words[:1] == ["om"]:
-            return _om(_om_parser().parse_args(words[1:]))
-        return _examine(_parser().parse_args(words))
+        return command(args)
     except BrokenPipeError:  # `rtcache-doctor | head`
-        # Python would complain once more when it flushes at exit: there must be something to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return EXIT_OK
+    except OSError as error:  # mostly of the output: the disk is full
+        _give_up_output()
+        print(f"rtcache-doctor: {error.strerror or error}", file=sys.stderr)
+        return EXIT_PROBLEMS
+
+
+def _give_up_output() -> None:
+    """Python would complain once more when it flushes at exit: there must be something to."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _examine(args: argparse.Namespace) -> int:
@@ -69,7 +83,7 @@ def _examine(args: argparse.Namespace) -> int:
 
 
 def _has_colours() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _om(args: argparse.Namespace) -> int:

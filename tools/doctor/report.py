@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +15,9 @@ from tools.doctor.findings import Finding, Status, count
 WIDTH = 80
 _MARGIN = 20
 _ARROW = "-> "
+#: Stands behind a character of two columns while lines are measured; no text has it.
+_PAD = "\0"
+_WIDE = re.compile(f"(.{_PAD})")
 _COLOURS: dict[Status, str] = {"ok": "32", "warning": "33", "problem": "31;1", "skipped": "2"}
 _NOUNS: dict[Status, tuple[str, str]] = {
     "problem": ("problem", "problems"),
@@ -81,14 +86,22 @@ def _lines(finding: Finding, *, has_colours: bool) -> Iterator[str]:
 def wrap(text: str, width: int = WIDTH) -> list[str]:
     """Lines of a text; a path or option is never cut, so it may stand out."""
     indent = "   " if text.startswith(_ARROW) else ""
-    lines = textwrap.wrap(
-        printable(text),
-        width,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+    wrapper = _Wrapper(
+        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    return lines or [""]
+    padded = "".join(c + _PAD if _is_wide(c) else c for c in printable(text))
+    return [line.replace(_PAD, "") for line in wrapper.wrap(padded)] or [""]
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Wraps between characters that take two columns too: Chinese has no spaces."""
+
+    def _split(self, text: str) -> list[str]:
+        return [part for chunk in super()._split(text) for part in _WIDE.split(chunk) if part]
+
+
+def _is_wide(character: str) -> bool:
+    return unicodedata.east_asian_width(character) in "WF"
 
 
 def printable(text: str) -> str:
