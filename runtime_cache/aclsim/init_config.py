@@ -23,6 +23,8 @@ def read(path: str) -> dict[str, Any]:
     if not path:
         return {}
     try:
+        if not Path(path).is_file():  # a pipe would be waited for
+            raise AclFailure(codes.INVALID_FILE, f"configuration {path} is no file")
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise AclFailure(codes.INVALID_FILE, f"configuration {path}: {error}") from error
@@ -30,7 +32,7 @@ def read(path: str) -> dict[str, Any]:
         return {}
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AclFailure(codes.PARSE_FILE, f"configuration {path}: {error}") from error
     if not isinstance(document, dict):
         raise AclFailure(codes.PARSE_FILE, f"configuration {path}: not a JSON object")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -246,8 +247,12 @@ def test_init_reads_its_file(tmp_path: Path) -> None:
     assert restarted(str(path)) == 100003
     path.write_text("{")
     assert acl.init(str(path)) == 100006
-    path.write_text("[]")
-    assert acl.init(str(path)) == 100006
+    for text in ("[]", "[" * 100_000):
+        path.write_text(text)
+        assert acl.init(str(path)) == 100006
+    assert acl.init(str(tmp_path)) == 100003
+    os.mkfifo(tmp_path / "pipe")
+    assert acl.init(str(tmp_path / "pipe")) == 100003
     path.write_bytes(b"\xff\xfe")
     assert acl.init(str(path)) == 100003
     for text in ("", " \n", "{}"):
