@@ -103,10 +103,11 @@ class AddressMap:
         found = self.covering(address)
         if found is not None and address + count_bytes <= found.end:
             return
-        if found is not None or self._was_freed(address):
+        if found is not None or self.was_freed(address):
             raise AclFailure(code, self._explain(address, count_bytes, "use"))
 
-    def _was_freed(self, address: int) -> bool:
+    def was_freed(self, address: int) -> bool:
+        """Whether it lies in one of the 1024 ranges freed last."""
         return any(base <= address < end for base, end in list(self._freed))
 
     def find(self, address: int, count_bytes: int, code: int) -> Allocation:
@@ -128,7 +129,7 @@ class AddressMap:
             return f"{count_bytes} bytes at {address:#x} run {over} bytes past their allocation"
         if found is not None:
             return f"free of {address:#x}, which is inside an allocation, not its start"
-        if self._was_freed(address):
+        if self.was_freed(address):
             kind = "double free of" if verb == "free" else "use after free of"
             return f"{kind} {self._what} address {address:#x}"
         return f"{verb} of {self._what} address {address:#x}, which was never allocated"

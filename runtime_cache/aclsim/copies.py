@@ -10,6 +10,7 @@ import ctypes
 from functools import partial
 
 from runtime_cache.aclsim import codes, races
+from runtime_cache.aclsim.address_map import AddressMap
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.ledger import ledger
 from runtime_cache.aclsim.mapping import fill_releasing_gil
@@ -176,13 +177,21 @@ def read_host(function: str, address: int, count: int, code: int) -> bytes:
     if address == 0 or not is_host_readable(address):
         raise AclFailure(code, f"{address:#x} is not readable from the host")
     if is_device_address(address):
-        holders = [process.host_memory.live, *(d.memory.live for d in process.devices.values())]
-        holder = next((live for live in holders if live.covering(address)), holders[-1])
-        holder.find(address, count, code)
+        _board_memory(address).find(address, count, code)
     else:
         process.host_memory.check(address, count, code)
     races.note_read(process.pending(), function, address, count)
     return ctypes.string_at(address, count)
+
+
+def _board_memory(address: int) -> AddressMap:
+    """Which allocations of a board hold an address, or held it."""
+    process = this_process()
+    holders = [process.host_memory.live, *(d.memory.live for d in process.devices.values())]
+    for live in holders:
+        if live.covering(address):
+            return live
+    return next((live for live in holders if live.was_freed(address)), holders[-1])
 
 
 def check_fill(ptr: int, max_count: int, count: int) -> None:

@@ -266,8 +266,10 @@ class DeviceMemory:
 
     def _find(self, address: int, count_bytes: int, code: int) -> Allocation:
         """The live allocation that holds a range the device may use; errors as `check`."""
-        if self.has_one_memory and self._host_memory.is_pinned(address):
-            return self._host_memory.live.find(address, count_bytes, code)
+        if self.has_one_memory and self.live.covering(address) is None:
+            pinned = self._host_memory.live
+            if pinned.covering(address) or pinned.was_freed(address):
+                return pinned.find(address, count_bytes, code)
         return self.live.find(address, count_bytes, code)
 
     @contextmanager

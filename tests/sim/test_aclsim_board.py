@@ -134,6 +134,25 @@ def test_freed_memory_is_poison_and_refused() -> None:
     assert "double free" in acl.get_recent_err_msg()
 
 
+@pytest.mark.parametrize(
+    ("allocate", "free", "what"),
+    [("malloc", "free", "device"), ("malloc_host", "free_host", "pinned host")],
+)
+def test_the_sentence_tells_which_kind_of_memory_was_freed(
+    allocate: str, free: str, what: str
+) -> None:
+    args = (64, 0) if allocate == "malloc" else (64,)
+    ptr, live = ok(getattr(acl.rt, allocate)(*args)), ok(acl.rt.malloc(64, 0))
+    ok(getattr(acl.rt, free)(ptr))
+    for late in (
+        lambda: acl.util.ptr_to_bytes(ptr, 4),
+        lambda: acl.rt.memcpy(live, 64, ptr, 64, 3),
+        lambda: acl.rt.memset(ptr, 64, 0, 64),
+    ):
+        assert late() in (b"", 107000)
+        assert f"use after free of {what} address" in acl.get_recent_err_msg()
+
+
 def test_addresses_are_not_reused() -> None:
     seen: set[int] = set()
     for _ in range(300):
