@@ -11,7 +11,7 @@ import argparse
 import atexit
 import contextlib
 import gc
-import importlib.machinery
+import importlib.util
 import json
 import os
 import signal
@@ -19,6 +19,8 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn, get_args
 
@@ -45,11 +47,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         changes = _changes(options)
         settings.configure(**changes)
-        code = _compile(options.program)
+        code = None if options.is_module else _compile(options.program)
     except (ValueError, ConfigError, OSError) as error:
         print(f"run: {error}", file=sys.stderr)
         return 2
-    before, directory = set(sys.modules), os.path.dirname(os.path.realpath(options.program))
+    before = set(sys.modules)
+    directory = os.getcwd() if options.is_module else _directory(options.program)
     sys.modules.update(acl_modules())
     _prepare_children(changes)
     watcher.watch()  # for programs that follow a device address
@@ -93,6 +96,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="report at the end (the default), warn also when it happens, or error: exit with 1",
     )
     add("--json", action="store_true", help="the report as one line of JSON")
+    add("-m", dest="is_module", action="store_true", help="PROGRAM is a module, as for python -m")
     add("program", metavar="PROGRAM", help="the Python program")
     add("args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
     return parser.parse_args(arguments)
@@ -126,6 +130,10 @@ def _prepare_children(changes: dict[str, Any]) -> None:
         os.environ[settings.ENV_PREFIX + name.upper()] = str(value)
 
 
+def _directory(program: str) -> str:
+    return os.path.dirname(os.path.realpath(program))
+
+
 def _compile(program: str) -> Any:
     """The program's code, or the SyntaxError that it begins with, to be raised in its place.
 
@@ -141,16 +149,21 @@ def _compile(program: str) -> Any:
 
 
 def _run(program: str, args: Sequence[str], code: Any, directory: str) -> _Ended:
-    """Runs the code as `__main__`, and ends with the exit code that Python would have."""
-    module = _main_module(program)
+    """Runs the code as `__main__`, and ends with the exit code that Python would have.
+
+    Args:
+        code: None if the program is a module, which is looked for here.
+    """
     sys.argv = [program, *args]
     if not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
         sys.path[0] = directory
-    sys.modules["__main__"] = module
     try:
         if isinstance(code, SyntaxError):
             raise code.with_traceback(None)
-        exec(code, vars(module))
+        spec = None if code is not None else _find_module(program)
+        module = _main_module(program, spec)
+        sys.modules["__main__"] = module
+        exec(code if spec is None else _code_of(spec), vars(module))
     except SystemExit as error:
         return _Ended(_exit_code(error.code))
     except BaseException as error:
@@ -159,11 +172,37 @@ def _run(program: str, args: Sequence[str], code: Any, directory: str) -> _Ended
     return _Ended()
 
 
-def _main_module(program: str) -> ModuleType:
+def _find_module(name: str) -> ModuleSpec:
+    """What `python -m` runs under a name; of a package, its `__main__`.
+
+    Raises:
+        ImportError: nothing; what a package raises that is imported on the way.
+    """
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None or spec.origin is None:
+        raise ImportError(f"no module named {name} that could be run")
+    sys.argv[0] = spec.origin
+    return spec
+
+
+def _code_of(spec: ModuleSpec) -> Any:
+    """Raises ImportError if there is none: an extension module."""
+    code = spec.loader.get_code(spec.name) if isinstance(spec.loader, InspectLoader) else None
+    if code is None:
+        raise ImportError(f"{spec.name} has no code that could be run")
+    return code
+
+
+def _main_module(program: str, spec: ModuleSpec | None) -> ModuleType:
     module = ModuleType("__main__")
-    path = os.path.abspath(program)
+    path = os.path.abspath(program) if spec is None else spec.origin
     module.__file__ = path
-    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    module.__spec__ = spec
+    module.__package__ = None if spec is None else spec.parent
+    loader = SourceFileLoader("__main__", str(path)) if spec is None else spec.loader
+    module.__dict__["__loader__"] = loader
     module.__dict__["__builtins__"] = sys.modules["builtins"]
     module.__dict__["__cached__"] = None
     return module

@@ -25,7 +25,9 @@ def memory() -> Iterator[DeviceMemory]:
     device.free_all()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(STEPS)
 def test_any_order_of_mallocs_and_frees_keeps_the_books(
     memory: DeviceMemory, steps: list[int]
