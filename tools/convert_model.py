@@ -197,6 +197,8 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
 
 
 def _decisions(plan: Plan, spec_name: str) -> dict[str, str]:
+    from om_models.memory_plan import size
+
     kv = plan.kv
     row_bytes = kv.row_elements * np.dtype(kv.dtype).itemsize
     token_bytes = 2 * kv.num_groups * kv.layers_per_group * row_bytes
@@ -207,7 +209,7 @@ def _decisions(plan: Plan, spec_name: str) -> dict[str, str]:
         + (f", MLPs scaled down by {plan.mlp_scale}" if plan.mlp_scale > 1 else ""),
         "context": f"{plan.gears.max_model_len} tokens",
         "KV pool": f"{kv.num_slots} tokens of {token_bytes} bytes"
-        f" ({kv.num_slots * token_bytes / 2**30:.2f} GiB), {kv.num_groups} group(s)",
+        f" ({size(kv.num_slots * token_bytes)}), {kv.num_groups} group(s)",
         "layout": plan.layout,
         "gears": f"{len(plan.gears.prefill)} prefill, {len(plan.gears.decode)} decode"
         f" (batch up to {max(gear.batch for gear in plan.gears.decode)})",

@@ -29,7 +29,8 @@ def read_script(path: str) -> list[Fault]:
     try:
         return _faults(json.loads(Path(path).read_text("utf-8")))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"fault script {path}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"fault script {path}: {why}") from error
 
 
 def _faults(document: Any) -> list[Fault]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,10 @@ def test_work_memory_that_the_models_name(bundle: Path) -> None:
     needed = PLAN.needed_bytes - PLAN.workspace_bytes + 5096
     finding = check_memory(DRAFT, memory(needed), 5096)
     assert finding.status == "ok"
-    assert finding.text.endswith("work memory 5 KiB (as the .om says).")
+    parts = "KV pool 256 MiB, work memory 5 KiB (as the .om says), staging 11 KiB"
+    assert finding.text.endswith(f"{parts}, the system 300 MiB.")
+    after = check_memory(DRAFT, replace(memory(needed), is_after_first_use=True), 5096)
+    assert after.text.endswith(f"{parts}.")
     assert check_memory(DRAFT, memory(needed - 1), 5096).status == "warning"
     assert check_memory(DRAFT, memory(needed - 5097), 5096).status == "problem"
 

@@ -60,6 +60,7 @@ def test_a_host_in_order(maker: HostMaker, tmp_path: Path) -> None:
     assert statuses(found) == {"ok", "skipped"}
     assert set(by_check(found)) == CHECKS - {"sim", "health"}
     assert by_check(found)["memory"].text.startswith("30.00 GiB of 32.00 GiB are free (pyACL)")
+    assert ", staging " in by_check(found)["memory"].text
     assert by_check(found)["soc"].text == "Bundle and device are both Ascend910B4."
 
 
@@ -130,6 +131,15 @@ def test_a_boards_container(maker: HostMaker) -> None:
     maker.answers.smi = Ran(0, SMI_310B4, "")
     found = by_check(examine(maker.host(), Request(device="npu:0")))
     assert "/etc/hdcBasic.cfg" in found["container"].text
+
+
+def test_a_bundle_for_a_board_makes_no_board_of_a_card(maker: HostMaker, tmp_path: Path) -> None:
+    maker.add("/.dockerenv")
+    bundle = make_bundle(tmp_path / "bundle", "Ascend310B4")
+    asked = Request(device="npu:0", bundle=bundle)
+    assert "hdcBasic" not in by_check(examine(maker.host(), asked))["container"].text
+    maker.answers.smi = Ran(1, "", "")
+    assert "hdcBasic" in by_check(examine(maker.host(), asked))["container"].text
 
 
 def bare(tmp_path: Path, maker: HostMaker) -> Host:

@@ -125,9 +125,11 @@ def check_memory(manifest: Manifest, memory: Memory | None, work_bytes: int | No
     source = "an estimate" if work_bytes is None else "as the .om says"
     if work_bytes is not None:
         plan = replace(plan, workspace_bytes=work_bytes)
-    needed = plan.needed_bytes - (plan.system_bytes if _is_without_system(memory) else 0)
+    system = 0 if _is_without_system(memory) else plan.system_bytes
+    needed = plan.needed_bytes - plan.system_bytes + system
     table = f"weights {size(plan.weights_bytes)}, KV pool {size(plan.kv_bytes)}, work memory"
-    table += f" {size(plan.workspace_bytes)} ({source})"
+    table += f" {size(plan.workspace_bytes)} ({source}), staging {size(plan.staging_bytes)}"
+    table += f", the system {size(system)}" if system else ""
     if memory is None:
         return _against_table(plan, table)
     text = (

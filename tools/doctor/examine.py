@@ -244,8 +244,10 @@ def _card(chip: Chip | None, probe: Probe | None) -> _Card:
 
 
 def _is_board(chips: list[Chip], manifest: Manifest | None) -> bool:
+    """By npu-smi's word, else by what the bundle is for."""
     names = [f"Ascend{chip.name}" for chip in chips]
-    names += [] if manifest is None else [manifest.soc_version]
+    if not names and manifest is not None:
+        names = [manifest.soc_version]
     found = (find_soc(name) for name in names)
     return any(soc is not None and soc.form == "board" for soc in found)
 
