@@ -319,7 +319,7 @@ def _python_version(python: str, environment: Mapping[str, str]) -> tuple[int, i
             timeout=PYTHON_CHECK_S,
             check=True,
         ).stdout
-    except (OSError, subprocess.SubprocessError):
+        major, minor = said.split()[-2:]  # a sitecustomize may print before
+        return int(major), int(minor)
+    except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    major, minor = said.split()
-    return int(major), int(minor)
