@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -292,3 +294,23 @@ def test_om_that_is_none(tmp_path: Path, contents: bytes, why: str) -> None:
     with pytest.raises(BundleError) as caught:
         read_om_file(path)
     assert why in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("num_gears", "line", "is_dynamic"),
+    [
+        (0, "dynamic shape: each run decides, within ranges", True),
+        (1, "gears: none, a static model", False),
+        (2, "gears: 2", False),
+    ],
+)
+def test_shapes_of_a_model_for_the_software_device(
+    tmp_path: Path, num_gears: int, line: str, is_dynamic: bool
+) -> None:
+    header = {"soc_version": "Ascend310P3", "atc_command": "", "weights": {"length": 0}}
+    raw = msgspec.json.encode({**header, "gears": [{}] * num_gears})
+    prefix = struct.pack("<8sII32s", b"RTCSIMOM", 1, len(raw), hashlib.sha256(raw).digest())
+    (tmp_path / "m.om").write_bytes(prefix + raw)
+    report = read_om_file(tmp_path / "m.om")
+    assert line in report.lines
+    assert report.facts["has_dynamic_shape"] is is_dynamic

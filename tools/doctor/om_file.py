@@ -112,7 +112,7 @@ def _software(header: _SimHeader) -> OmReport:
     gears = len(header.gears)
     lines = [
         f"made for the software device, standing for {header.soc_version}; no card runs it",
-        f"gears: {gears}" if gears > 1 else "gears: none, a static model",
+        _shapes(gears),
         f"weights: {size(header.weights.length)}",
         *(f"{name}: {version}" for name, version in header.versions.items()),
         f"command: {header.atc_command}",
@@ -121,10 +121,18 @@ def _software(header: _SimHeader) -> OmReport:
         "soc_version": header.soc_version,
         "atc_command": header.atc_command,
         "num_gears": gears,
+        "has_dynamic_shape": gears == 0,
         "weights_bytes": header.weights.length,
         "versions": header.versions,
     }
     return OmReport("sim", lines, facts)
+
+
+def _shapes(num_gears: int) -> str:
+    """A model without gears has ranges, a static one has one that chooses nothing."""
+    if num_gears == 0:
+        return "dynamic shape: each run decides, within ranges"
+    return f"gears: {num_gears}" if num_gears > 1 else "gears: none, a static model"
 
 
 def _shown(start: bytes) -> str:
