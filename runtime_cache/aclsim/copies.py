@@ -107,14 +107,26 @@ def copy_later(
         raise _unaligned(src)
     is_pinned = this_process().host_memory.is_pinned
     if not from_device and not is_pinned(src):
-        data = ctypes.create_string_buffer(ctypes.string_at(src, count), count)
-        work = partial(_copy_kept, memory, dst, data, count, way)
+        work = partial(_copy_kept, memory, dst, take_now(src, count), count, way)
         stream.submit("acl.rt.memcpy_async", work, writes=((dst, count),))
         return
     work = partial(_copy, memory, dst, src, count, way)
     stream.submit("acl.rt.memcpy_async", work, reads=((src, count),), writes=((dst, count),))
     if not to_device and not is_pinned(dst):
         stream.wait()
+
+
+def take_now(address: int, count: int) -> ctypes.Array[ctypes.c_char]:
+    """A copy of the program's own memory.
+
+    Raises:
+        AclFailure: 207001 if the host has no room for it.
+    """
+    try:
+        return ctypes.create_string_buffer(ctypes.string_at(address, count), count)
+    except (MemoryError, OverflowError, SystemError, ValueError) as error:
+        sentence = f"the host has no room for {count} bytes on their way"
+        raise AclFailure(codes.RT_MEMORY_ALLOCATION, sentence) from error
 
 
 def _unaligned(address: int) -> AclFailure:

@@ -14,7 +14,7 @@ from functools import partial
 from runtime_cache.aclsim import codes, copies
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.ledger import ledger
-from runtime_cache.aclsim.memory import DeviceMemory
+from runtime_cache.aclsim.memory import DeviceMemory, is_device_address
 from runtime_cache.aclsim.process import Context, this_process
 from runtime_cache.aclsim.streams import Stream
 
@@ -75,9 +75,10 @@ def copy_rows(context: Context, rows: Rows) -> None:
     """`acl.rt.memcpy2d`: has happened on return, whatever the streams are doing.
 
     Raises:
-        AclFailure: as `Rows.check` and `copies.copy_now`; rows before the bad one are copied.
+        AclFailure: as `Rows.check` and `copies.copy_now`; nothing is copied.
     """
     rows.check()
+    _check_spans(context.device.memory, rows, codes.RT_PARAM_INVALID)
     for dst, src in rows.pairs():
         copies.copy_now(context, dst, rows.width, src, rows.width, rows.kind)
 
@@ -102,10 +103,18 @@ def copy_rows_later(context: Context, stream: Stream, rows: Rows) -> None:
         stream.wait()
 
 
+def _check_spans(memory: DeviceMemory, rows: Rows, code: int) -> None:
+    """Raises `code` if a block leaves its allocation: a row behind it may lie anywhere."""
+    for address, count_bytes in (rows.read, rows.written):
+        if is_device_address(address):
+            memory.check(address, count_bytes, code)
+        else:
+            this_process().host_memory.check(address, count_bytes, code)
+
+
 def _submit_kept(memory: DeviceMemory, stream: Stream, rows: Rows, way: str) -> None:
     """Takes what the source holds now, with its pitch, and queues the rows of that."""
-    address, count_bytes = rows.read
-    kept = ctypes.create_string_buffer(ctypes.string_at(address, count_bytes), count_bytes)
+    kept = copies.take_now(*rows.read)
 
     def work() -> None:
         _copy(memory, replace(rows, src=ctypes.addressof(kept)), way)
@@ -115,6 +124,7 @@ def _submit_kept(memory: DeviceMemory, stream: Stream, rows: Rows, way: str) -> 
 
 def _copy(memory: DeviceMemory, rows: Rows, way: str) -> None:
     """The turn of queued rows."""
+    _check_spans(memory, rows, codes.RT_DMA)
     for dst, src in rows.pairs():
         memory.copy(dst, src, rows.width, codes.RT_DMA)
         ledger.count_copy(way, rows.width)

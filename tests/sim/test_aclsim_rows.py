@@ -133,13 +133,30 @@ def test_the_height_of_an_asynchronous_copy_is_limited(stream: int) -> None:
         ok(acl.rt.stream_abort(stream))
 
 
-def test_a_synchronous_copy_of_rows_stops_at_the_bad_one() -> None:
+def test_a_block_that_leaves_its_allocation_is_not_copied_at_all() -> None:
     host = np.arange(ROWS * HOST_PITCH, dtype=np.uint8)
     device = upload(np.full(DEVICE_PITCH + WIDTH, 0xEE, np.uint8))
     args = (device, DEVICE_PITCH, host.ctypes.data, HOST_PITCH, WIDTH, ROWS, HOST_TO_DEVICE)
     assert acl.rt.memcpy2d(*args) == 107000
-    assert device_bytes(device, 4) == bytes(range(4))
-    assert device_bytes(device + DEVICE_PITCH, 4) == bytes(range(8, 12))
+    assert device_bytes(device, 4) == b"\xee" * 4
+
+
+def test_a_pitch_that_leads_out_of_pinned_memory_is_found(stream: int) -> None:
+    host, _ = pinned(64)
+    device = block()
+    for pitch in (64, 1 << 40, 1 << 63):
+        args = (device, 16, host, pitch, 16, 2, HOST_TO_DEVICE)
+        assert acl.rt.memcpy2d(*args) == 107000
+        ok(acl.rt.memcpy2d_async(*args, stream))
+        assert acl.rt.synchronize_stream(stream) == 507013
+
+
+@pytest.mark.parametrize("count", [1 << 60, 1 << 63, (1 << 64) - 1])
+def test_more_than_the_host_can_hold_on_its_way_has_a_code(stream: int, count: int) -> None:
+    host, device = np.zeros(64, np.uint8), block()
+    args = (device, count, host.ctypes.data, count, HOST_TO_DEVICE, stream)
+    assert acl.rt.memcpy_async(*args) == 207001
+    assert "the host has no room" in acl.get_recent_err_msg()
 
 
 def test_rows_are_counted_one_by_one(stream: int) -> None:
