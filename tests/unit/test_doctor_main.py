@@ -17,7 +17,7 @@ from tools.doctor import main as command
 from tools.doctor import om_file
 from tools.doctor.examine import Examined, Request
 from tools.doctor.findings import Finding, ok, problem, warning
-from tools.doctor.host import Host
+from tools.doctor.host import Host, run
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,19 @@ def test_a_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert command.main(["om", str(path)]) == 0
     path.unlink()
     assert command.main(["om", str(path), "--json"]) == 1
+
+
+def test_who_waits_is_told_for_what(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command._host().runner is run
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    host = command._host()
+    assert host.run(["/bin/true"], 20.0).code == 0
+    assert capsys.readouterr().err == "waiting for pyACL, at most 20 s\r\x1b[K"
+    with pytest.raises(FileNotFoundError):
+        host.run(["/none/npu-smi", "info"], 0.5)
+    assert capsys.readouterr().err == "waiting for npu-smi, at most 0.5 s\r\x1b[K"
 
 
 def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,14 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runtime_cache import __version__
 from runtime_cache.errors import BundleError, ConfigError
 from tools.doctor.examine import Request, examine
-from tools.doctor.host import this_host
+from tools.doctor.host import Host, Ran, run, this_host
 from tools.doctor.om_file import read_om_file
 from tools.doctor.report import as_json, encode, printable, render, wrap
 
@@ -69,7 +70,7 @@ def _examine(args: argparse.Namespace) -> int:
         may_probe=args.probe,
     )
     try:
-        found = examine(this_host(), request)
+        found = examine(_host(), request)
     except ConfigError as error:
         print(f"rtcache-doctor: {error.message}", file=sys.stderr)
         return EXIT_USAGE
@@ -80,6 +81,23 @@ def _examine(args: argparse.Namespace) -> int:
         title = f"rtcache-doctor {__version__}: this host, for {found.device}"
         print(render(title, found.findings, has_colours=_has_colours()), flush=True)
     return EXIT_PROBLEMS if result["has_problems"] else EXIT_OK
+
+
+def _host() -> Host:
+    """This host; somebody who sits before it is told what is being waited for."""
+    host = this_host()
+    if sys.stderr is None or not sys.stderr.isatty():
+        return host
+    return replace(host, runner=_announced)
+
+
+def _announced(command: Sequence[str], limit_s: float, env: Mapping[str, str]) -> Ran:
+    what = "npu-smi" if command[0].endswith("npu-smi") else "pyACL"
+    print(f"waiting for {what}, at most {limit_s:g} s", end="", file=sys.stderr, flush=True)
+    try:
+        return run(command, limit_s, env)
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _has_colours() -> bool:
