@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import onnx
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
 
 from om_models.om_header import OmHeaderError, describe, read_om_header
 from runtime_cache.aclsim.atc_error import AtcError
@@ -103,8 +104,11 @@ def _is_real(path: Path) -> bool:
 
 
 def _om_content(om: OmFile) -> dict[str, Any]:
-    graph = _graph_dict(onnx.load_model_from_string(om.graph))
-    return {"om": msgspec.to_builtins(om.header), "model": graph}
+    try:
+        model = onnx.load_model_from_string(om.graph)
+    except DecodeError as error:
+        raise AtcError("E10014", f"[{om.label}] is damaged: {error}") from error
+    return {"om": msgspec.to_builtins(om.header), "model": _graph_dict(model)}
 
 
 def _onnx_content(path: Path) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 import runtime_cache.aclsim as acl
+from runtime_cache.aclsim import atc_show
+from runtime_cache.aclsim.atc_error import AtcError
 from runtime_cache.aclsim.om import FORMAT_VERSION, MAGIC, PREFIX, WEIGHT_ALIGN_BYTES
 from tests.support.aclsim import GEARS, STATIC, compile_om, fresh_process, ok
 
@@ -131,6 +133,14 @@ def test_a_graph_that_is_none(
     assert acl.mdl.load_from_file(str(path)) == (0, BAD_MODEL)
     assert "does not load" in acl.get_recent_err_msg()
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_compiler_shows_no_graph_that_is_none(tmp_path: Path) -> None:
+    path = tampered(compile_om(tmp_path), lambda header: None, b"\xff" * 9)
+    with pytest.raises(AtcError, match="is damaged") as refused:
+        atc_show.write_json(path, tmp_path / "out.json")
+    assert refused.value.code == "E10014"
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
