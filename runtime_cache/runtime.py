@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -36,6 +37,7 @@ from runtime_cache.engine.state import EngineState
 from runtime_cache.errors import (
     BundleError,
     ConfigError,
+    DeviceError,
     DeviceLost,
     InternalError,
     OutOfDeviceMemory,
@@ -102,7 +104,8 @@ class Runtime:
             watching = runtime.memory.run(config.device.memory_check_s)
             runtime._watching = asyncio.ensure_future(watching)
         except BaseException:
-            await runtime.close()
+            with suppress(DeviceError):  # the first failure is the cause
+                await runtime.close()
             raise
         return runtime
 
@@ -193,10 +196,12 @@ class Runtime:
             )
         except OutOfDeviceMemory as error:
             explained = shortage.explain(self.manifest, device, error)
-            device.close()
+            with suppress(DeviceError):  # the first failure is the cause
+                device.close()
             raise explained from error
         except BaseException:
-            device.close()
+            with suppress(DeviceError):
+                device.close()
             raise
         self._device = device
 

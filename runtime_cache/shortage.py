@@ -25,9 +25,10 @@ def explain(manifest: Manifest, device: AclDevice, error: OutOfDeviceMemory) -> 
     width = max(len(name) for name, _ in rows)
     table = "".join(f"\n  {name:<{width}}  {text}" for name, text in rows)
     kind = "pinned host" if error.function == "acl.rt.malloc_host" else "device"
+    said = f" The driver says: {error.detail}." if error.detail else ""
     detail = (
         f"{kind} memory is too small for this bundle: convert with a smaller --kv-capacity, or "
-        f"stop what else uses the device. Planned:{table}"
+        f"stop what else uses the device.{said} Planned:{table}"
     )
     return OutOfDeviceMemory(error.function, error.acl_code, error.acl_name, detail)
 

@@ -88,6 +88,7 @@ async def test_no_room_at_the_start_is_explained_by_the_plan(
     with pytest.raises(OutOfDeviceMemory, match=f"{kind} memory is too small") as caught:
         await Runtime.open(config_for(tiny_bundle))
     assert caught.value.acl_code == code
+    assert f"The driver says: {function}: injected fault" in caught.value.detail
     assert "\n  KV pool    " in caught.value.detail
     assert caught.value.detail.endswith("free now   724 MiB of 1.00 GiB")
     assert nothing_is_open()
@@ -107,6 +108,31 @@ async def test_a_device_that_fails_at_the_start(tiny_bundle: Bundle) -> None:
     faults.inject("acl.mdl.load_from_file", code=507899)
     with pytest.raises(AclError, match="507899"):
         await Runtime.open(config_for(tiny_bundle))
+    inspect.reset()
+
+
+@pytest.mark.parametrize(
+    ("function", "code"), [("acl.rt.memset", 507010), ("acl.rt.malloc_host", 207001)]
+)
+async def test_what_failed_first_is_told_also_if_the_device_is_not_given_back(
+    tiny_bundle: Bundle, function: str, code: int
+) -> None:
+    inspect.reset()
+    faults.inject(function, code=code)
+    faults.inject("acl.rt.reset_device", code=507899)
+    with pytest.raises(AclError) as caught:
+        await Runtime.open(config_for(tiny_bundle))
+    assert (caught.value.function, caught.value.acl_code) == (function, code)
+    inspect.reset()
+
+
+async def test_the_cause_is_told_also_if_an_open_device_is_not_given_back(
+    tiny_bundle: Bundle,
+) -> None:
+    inspect.reset()
+    faults.inject("acl.rt.reset_device", code=507899)
+    with pytest.raises(ConfigError, match="two are the least"):
+        await Runtime.open(changed(config_for(tiny_bundle), "cache", cache_capacity=1e-9))
     inspect.reset()
 
 
