@@ -128,6 +128,20 @@ def test_a_card_that_is_not_there(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_host_that_only_serves(tmp_path: Path):
+    """It has neither ONNX nor ONNX Runtime, and needs none for its card."""
+    (tmp_path / "packages").mkdir()
+    for name in ("onnx", "onnxruntime"):
+        text = f"raise ModuleNotFoundError(\"No module named '{name}'\", name={name!r})\n"
+        (tmp_path / f"packages/{name}.py").write_text(text)
+    flags = ("device", "--seconds", "1", "--output", str(tmp_path / "out"))
+    env = {"PYTHONPATH": str(tmp_path / "packages")}
+    ended = run("tools.bench.main", *flags, "--device", "npu:0", env=env)
+    assert (ended.code, "pyACL cannot be imported" in ended.complaint) == (1, True)
+    ended = run("tools.bench.main", *flags, env=env)
+    assert (ended.code, "install runtime-cache[sim,convert,bench]" in ended.complaint) == (1, True)
+
+
 @pytest.mark.parametrize("has_bundle", [False, True])
 def test_through_a_module_called_acl(null_bundle: Path, tmp_path: Path, has_bundle: bool):
     """As on a card; and it does nothing that a card would not forgive."""

@@ -30,7 +30,6 @@ from rich.table import Table
 
 from ipc.sync_client import Client
 from om_models.bundle import load_bundle
-from om_models.null_model import NULL_SPEC
 from runtime_cache.config import CacheConfig
 from runtime_cache.device.kv_layout import KvLayout
 from runtime_cache.errors import InternalError
@@ -137,6 +136,9 @@ def run(args: argparse.Namespace, out: Console) -> dict[str, Any]:
 
 
 def _prompts(args: argparse.Namespace, num_prompts: int, *, seed: int) -> Prompts:
+    # Imported late: brings onnx, which a host that only serves has not.
+    from om_models.null_model import NULL_SPEC
+
     return shared_prompts(
         num_prompts,
         num_shared=args.shared_tokens,
