@@ -98,7 +98,7 @@ def _known(argument: str) -> str:
 
 
 def _check_value(name: str, value: str, flag: Flag) -> None:
-    if value != value.encode("utf-8", "replace").decode():
+    if "\0" in value or value != value.encode("utf-8", "replace").decode():
         raise AtcError("E10001", f"value {value!a} for parameter [--{name}] is not UTF-8")
     if flag.kind == "choice" and value not in flag.values:
         raise _invalid("E10001", name, value, f"not one of: {', '.join(flag.values)}")

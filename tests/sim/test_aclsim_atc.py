@@ -301,6 +301,12 @@ def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     assert "E10001: value 'a\\udcffb' for parameter [--output] is not UTF-8" in done.stdout
 
 
+def test_text_with_nul_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AtcError, match="not UTF-8") as refused:
+        options_for(tmp_path, "a\0b")
+    assert refused.value.code == "E10001"
+
+
 def test_a_pipe_is_no_model_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(AtcError, match="it is no file"):
