@@ -37,7 +37,7 @@ def new_session(om: OmFile, config: SimSettings) -> Any:
     """
     _check_external_weights(om)
     with _weights_file(om) as (directory, name, offset):
-        options = _session_options(config, directory)
+        options = _session_options(config, _utf8(directory))
         try:
             graph = _pointing_into(om.graph, name, offset)
             session = ort.InferenceSession(graph, options, providers=_PROVIDERS, enable_fallback=0)
@@ -57,7 +57,16 @@ def _check_names(om: OmFile, session: Any) -> None:
         raise AclFailure(codes.GE_LOAD_MODEL, sentence)
 
 
-def _session_options(config: SimSettings, directory: Path) -> Any:
+def _utf8(directory: Path) -> str:
+    """Raises 145002 for a name that ONNX Runtime cannot be told."""
+    text = str(directory)
+    if text != text.encode("utf-8", "replace").decode():
+        sentence = f"the name of the directory {text!a} is not UTF-8"
+        raise AclFailure(codes.GE_MODEL_PATH_INVALID, sentence)
+    return text
+
+
+def _session_options(config: SimSettings, directory: str) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = _QUIET
     options.intra_op_num_threads = config.threads or os.cpu_count() or 1
@@ -66,7 +75,7 @@ def _session_options(config: SimSettings, directory: Path) -> Any:
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(directory)
+        "session.model_external_initializers_file_folder_path", directory
     )
     return options
 

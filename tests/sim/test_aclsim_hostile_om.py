@@ -143,6 +143,21 @@ def test_the_compiler_shows_no_graph_that_is_none(tmp_path: Path) -> None:
     assert not (tmp_path / "out.json").exists()
 
 
+def test_a_directory_whose_name_is_no_text_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = compile_om(tmp_path)
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/d\xff"))
+    odd.mkdir()
+    model.rename(odd / "model.om")
+    monkeypatch.chdir(odd)
+    assert acl.mdl.load_from_file("model.om") == (0, BAD_PATH)
+    assert "is not UTF-8" in acl.get_recent_err_msg()
+    with pytest.raises(AtcError, match="is not UTF-8"):
+        compile_om(odd)
+    assert sorted(path.name for path in odd.iterdir()) == ["model.om", "model.onnx"]
+
+
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     pipe, loop = tmp_path / "pipe", tmp_path / "loop"
     os.mkfifo(pipe)
