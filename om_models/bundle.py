@@ -61,9 +61,9 @@ def read_manifest(path: Path, name: str = MANIFEST_NAME, kind: str = "a bundle")
     Raises:
         BundleError: there is none, it is damaged, or of another format.
     """
-    if not path.is_dir():
-        raise BundleError(f"{path} is not {kind}: no such directory")
     try:
+        if not path.is_dir():
+            raise BundleError(f"{path} is not {kind}: no such directory")
         text = (path / name).read_bytes()
     except OSError as error:
         why = f"cannot read {name}: {error.strerror}"

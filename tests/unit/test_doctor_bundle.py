@@ -17,6 +17,7 @@ from om_models.memory_plan import plan_memory
 from runtime_cache.errors import BundleError
 from tests.support.real_om import ATTRIBUTES, RealOm, write_real_om
 from tests.support.tiny import BASE_SPEC
+from tools.doctor import checks_bundle
 from tools.doctor.checks_bundle import (
     Memory,
     check_bundle,
@@ -84,6 +85,22 @@ def test_no_bundle(tmp_path: Path) -> None:
     assert (finding.status, manifest) == ("problem", None)
     assert "is not a bundle: no such directory" in finding.text
     assert "rtcache-convert" in finding.remedy
+
+
+def test_a_bundle_of_another_user(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks_bundle, "may", lambda path, mode: path.name != "model.om")
+    finding, _ = check_bundle(bundle, has_checksums=False)
+    assert finding.text == f"This user may not read model.om in {bundle}."
+    assert finding.remedy.startswith("Let the daemon's user read it")
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    finding, manifest = check_bundle(bundle, has_checksums=False)
+    assert manifest is None
+    assert finding.text.endswith("cannot read manifest.json: Permission denied.")
+    assert finding.remedy.startswith("Let the daemon's user read it")
 
 
 def test_a_missing_file_and_a_damaged_one(bundle: Path) -> None:

@@ -65,7 +65,9 @@ def test_an_endpoint_that_the_daemon_refuses(endpoint: str) -> None:
 def test_a_directory_that_is_missing(directory: Path) -> None:
     finding = about(f"{directory}/none/s")
     assert finding.status == "problem"
-    assert finding.text == f"The socket's directory {directory}/none does not exist."
+    assert finding.text == (
+        f"The socket's directory {directory}/none does not exist, or this user may not see it."
+    )
     assert "RuntimeDirectory=" in finding.remedy
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from om_models.om_header import OmFileHeader, OmHeaderError, read_om_header
 from om_models.socs import find_soc
 from runtime_cache.errors import BundleError
 from tools.doctor.findings import Finding, ok, problem, skipped, warning
+from tools.doctor.host import may
 from tools.doctor.installed import Installed, numbers
 
 _AGAIN = "Convert the model again."
+_MAY_READ = "Let the daemon's user read it, and enter all directories on the way."
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +37,28 @@ class Memory:
 
 def check_bundle(path: Path, *, has_checksums: bool) -> tuple[Finding, Manifest | None]:
     """The manifest and the files it names."""
-    remedy = "Make it again with rtcache-convert, or copy all of it again."
     try:
         manifest = read_manifest(path)
     except BundleError as error:
-        return problem("bundle", f"{error.message}.", remedy), None
+        return _no_bundle(error), None
     needed = (*(om.path for om in manifest.oms), TOKENIZER_NAME)
     try:
         check_files(path, manifest, needed, verify=has_checksums)
     except BundleError as error:
-        return problem("bundle", f"{error.message}.", remedy), manifest
+        return _no_bundle(error), manifest
+    closed = [name for name in manifest.files if not may(path / name, os.R_OK)]
+    if closed:
+        text = f"This user may not read {', '.join(closed)} in {path}."
+        return problem("bundle", text, _MAY_READ), manifest
     how = "checksums right" if has_checksums else "sizes right (checksums: --checksums)"
     text = f"{manifest.name} in {path}, {len(manifest.files)} files, {how}."
     return ok("bundle", text), manifest
+
+
+def _no_bundle(error: BundleError) -> Finding:
+    is_forbidden = isinstance(error.__cause__, PermissionError)
+    again = "Make it again with rtcache-convert, or copy all of it again."
+    return problem("bundle", f"{error.message}.", _MAY_READ if is_forbidden else again)
 
 
 def check_target(manifest: Manifest, *, is_sim: bool) -> Finding:

@@ -76,7 +76,7 @@ def _check_path(host: Host, path: str) -> Finding:
     if not host.is_dir(directory):
         return problem(
             "socket",
-            f"The socket's directory {directory} does not exist.",
+            f"The socket's directory {directory} does not exist, or this user may not see it.",
             f"Make it (in a systemd unit: RuntimeDirectory=), or choose another than {path}.",
         )
     if not host.may(directory, os.W_OK | os.X_OK):
