@@ -43,7 +43,7 @@ def test_every_setting_is_there() -> None:
 def test_every_option_of_run_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run.main(["--help"])
-    options = set(re.findall(r"^  (--[a-z]+)", capsys.readouterr().out, re.MULTILINE))
+    options = set(re.findall(r"^  (-m|--[a-z]+)", capsys.readouterr().out, re.MULTILINE))
     assert {cell.split()[0] for cell in first_cells("Running a program")} == options
 
 
