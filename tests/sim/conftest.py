@@ -1,4 +1,4 @@
-"""Fixtures of the executor's tests: compiled variants of `SumModel`, and a watched device."""
+"""Fixtures: a fresh device; compiled variants of models; a watched device for the executor."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import runtime_cache.aclsim as acl
 from om_models.bundle import Bundle
 from runtime_cache.aclsim import faults, inspect
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.engine.executor import Executor
+from tests.support.aclsim import fresh_process, ok
 from tests.support.coded_model import CODED_VARIANTS, make_coded_bundle
 from tests.support.devices import num_leaked, opened
 from tests.support.sum_chat import BLOCK
@@ -41,6 +43,19 @@ class Opener:
     def close(self) -> None:
         for executor in self._executors:
             executor.close()
+
+
+@pytest.fixture
+def fresh_device() -> Iterator[None]:
+    """A fresh process with device 0 set in this thread; everything is forgotten at the end."""
+    with fresh_process():
+        yield
+
+
+@pytest.fixture
+def stream(fresh_device: None) -> int:
+    """A stream of the default context."""
+    return int(ok(acl.rt.create_stream()))
 
 
 @pytest.fixture(scope="session")

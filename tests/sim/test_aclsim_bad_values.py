@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import inspect
-from tests.support.aclsim import fresh_process, ok
+from tests.support.aclsim import ok
+
+pytestmark = pytest.mark.usefixtures("fresh_device")
 
 INVALID, PARAM, CONTEXT, STREAM = 100000, 107000, 107002, 107003
 UNKNOWN = 12345
 NO_ID = 0xFFFFFFFF
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
 
 
 CODES: list[tuple[str, tuple[Any, ...], Any]] = [

@@ -15,20 +15,11 @@ import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import faults, inspect
 from tests.support.aclsim import device_bytes, fresh_process, ok, upload
 
+pytestmark = pytest.mark.usefixtures("fresh_device")
+
 NO_BLOCK, BLOCK = 0, 1
 NOT_SUBSCRIBED, STREAM_TAKEN, THREAD_UNKNOWN, EXPIRED = 107015, 107011, 107012, 507012
 NO_ID = 0xFFFFFFFF
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
-
-
-@pytest.fixture
-def stream() -> int:
-    return int(ok(acl.rt.create_stream()))
 
 
 class Worker:

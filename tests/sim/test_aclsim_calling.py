@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,9 @@ import pytest
 import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import inspect, settings
 from runtime_cache.aclsim.calling import surface
-from tests.support.aclsim import fresh_process, ok
+from tests.support.aclsim import ok
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
+pytestmark = pytest.mark.usefixtures("fresh_device")
 
 
 def test_arguments_are_positional_only() -> None:

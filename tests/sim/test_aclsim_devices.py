@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,18 +13,9 @@ import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import faults, inspect
 from tests.support.aclsim import device_bytes, fresh_process, ok, upload
 
+pytestmark = pytest.mark.usefixtures("fresh_device")
+
 ABORTED, EXPIRED = 107023, 507046
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
-
-
-@pytest.fixture
-def stream() -> int:
-    return int(ok(acl.rt.create_stream()))
 
 
 def zeros() -> int:

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import inspect, rt_events, rt_streams
 from runtime_cache.aclsim.process import this_process
-from tests.support.aclsim import fresh_process, ok
+from tests.support.aclsim import ok
+
+pytestmark = pytest.mark.usefixtures("fresh_device")
 
 SYNC, TIME_LINE = 1, 8
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
-
-
-@pytest.fixture
-def stream() -> int:
-    return int(ok(acl.rt.create_stream()))
 
 
 @pytest.fixture

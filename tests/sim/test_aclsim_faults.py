@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,18 +12,9 @@ from runtime_cache.aclsim import faults, inspect
 from runtime_cache.aclsim.process import current_stream
 from tests.support.aclsim import device_bytes, fresh_process, ok, upload
 
+pytestmark = pytest.mark.usefixtures("fresh_device")
+
 STICKY = (507010, 507053, 507054, 507901)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
-
-
-@pytest.fixture
-def stream() -> int:
-    return int(ok(acl.rt.create_stream()))
 
 
 def test_the_third_call_fails_once() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,14 @@ import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import atc_show
 from runtime_cache.aclsim.atc_error import AtcError
 from runtime_cache.aclsim.om import FORMAT_VERSION, MAGIC, PREFIX, WEIGHT_ALIGN_BYTES
-from tests.support.aclsim import GEARS, STATIC, compile_om, fresh_process, ok
+from tests.support.aclsim import GEARS, STATIC, compile_om, ok
+
+pytestmark = pytest.mark.usefixtures("fresh_device")
 
 BAD_PATH, BAD_MODEL = 145002, 545001
 RANGES = ("--input_shape=x:1~4,3;bias:3",)
 Header = dict[str, Any]
 TOO_BIG = 1 << 63
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
 
 
 def tampered(path: Path, change: Callable[[Header], object], graph: bytes | None = None) -> Path:

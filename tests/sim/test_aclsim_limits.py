@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,11 +16,7 @@ from runtime_cache.aclsim.timeouts import INTERVAL_US
 from tests.support.aclsim import fresh_process, ok
 from tests.support.pyacl import PLAIN, REAL
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
+pytestmark = pytest.mark.usefixtures("fresh_device")
 
 
 # --- timeouts of operators ---

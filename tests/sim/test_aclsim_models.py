@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +28,7 @@ from tests.support.aclsim import (
     put,
 )
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
+pytestmark = pytest.mark.usefixtures("fresh_device")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,23 +19,13 @@ from tests.support.aclsim import (
     Run,
     compile_om,
     device_bytes,
-    fresh_process,
     ok,
     pinned,
     put,
     upload,
 )
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
-
-
-@pytest.fixture
-def stream() -> int:
-    return int(ok(acl.rt.create_stream()))
+pytestmark = pytest.mark.usefixtures("fresh_device")
 
 
 @pytest.fixture

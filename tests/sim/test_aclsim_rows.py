@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,24 +15,14 @@ from tests.support.aclsim import (
     HOST_TO_DEVICE,
     MIB,
     device_bytes,
-    fresh_process,
     ok,
     pinned,
     upload,
 )
 
+pytestmark = pytest.mark.usefixtures("fresh_device")
+
 ROWS, WIDTH, HOST_PITCH, DEVICE_PITCH = 3, 4, 8, 16
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
-
-
-@pytest.fixture
-def stream() -> int:
-    return int(ok(acl.rt.create_stream()))
 
 
 def block() -> int:

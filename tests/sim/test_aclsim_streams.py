@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,18 +28,9 @@ from tests.support.aclsim import (
     upload,
 )
 
+pytestmark = pytest.mark.usefixtures("fresh_device")
+
 HOST_TO_HOST = 0
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
-
-
-@pytest.fixture
-def stream() -> int:
-    return int(ok(acl.rt.create_stream()))
 
 
 def in_thread(work: Callable[[], Any]) -> Any:

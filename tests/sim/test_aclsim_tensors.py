@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,10 @@ import pytest
 
 import runtime_cache.aclsim as acl
 from runtime_cache.aclsim.process import this_process
-from tests.support.aclsim import fresh_process
+
+pytestmark = pytest.mark.usefixtures("fresh_device")
 
 FLOAT, FLOAT16, ND, NCHW = 0, 1, 2, 0
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
 
 
 def test_a_description_gives_back_what_it_was_made_of() -> None:

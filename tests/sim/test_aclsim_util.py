@@ -23,13 +23,9 @@ from runtime_cache.aclsim import settings
 from tests.support.aclsim import fresh_process, ok, pinned
 from tests.support.pyacl import ROOT
 
+pytestmark = pytest.mark.usefixtures("fresh_device")
+
 FLOAT32, FLOAT16, INT64, INT8 = 11, 23, 7, 1
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_process():
-        yield
 
 
 # --- bytes ---
