@@ -39,7 +39,7 @@ from ipc.messages import (
 )
 from runtime_cache import log
 from runtime_cache.config import CacheConfig
-from runtime_cache.errors import InternalError, RuntimeCacheError
+from runtime_cache.errors import DeviceError, InternalError, RuntimeCacheError
 from runtime_cache.llm import calls, prompts
 from runtime_cache.llm.calls import Stream
 from runtime_cache.llm.host import Host
@@ -106,7 +106,11 @@ class LLM:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except DeviceError:
+            if exc is None:  # else the block's own error is the cause, and has the answers so far
+                raise
 
     def __repr__(self) -> str:
         config = self._host.config

@@ -27,7 +27,7 @@ from runtime_cache.errors import (
     OutOfDeviceMemory,
     RuntimeCacheError,
 )
-from runtime_cache.llm import LLM, Closed, PrefixCachingConfig
+from runtime_cache.llm import LLM, Closed, PrefixCachingConfig, Result, SomeFailed
 from runtime_cache.llm.host import open_hosts
 from runtime_cache.service import Service
 from tests.support.embedded import (
@@ -332,6 +332,22 @@ def test_a_lost_device(bundle: Path) -> None:
             llm.close()
         llm.close()  # it has been told
         inspect.reset()
+
+
+def test_what_is_raised_in_a_block_is_not_hidden_by_the_close(bundle: Path) -> None:
+    """A device that does not take everything back is told only if nothing went wrong before."""
+    with fresh_device():
+        with pytest.raises(SomeFailed) as caught, open_llm(bundle, engine_max_running=1) as llm:
+            faults.inject("acl.mdl.execute_async", code=507901, call=6)  # four steps an answer
+            llm.generate(["a", "b"], **FOUR)
+        answered, failed = caught.value.results
+        assert isinstance(answered, Result)
+        assert isinstance(failed, DeviceError)
+        inspect.reset()
+        with pytest.raises(DeviceError, match="500003"), open_llm(bundle):
+            faults.inject("acl.rt.destroy_stream", code=500003)
+        inspect.reset()
+
 
 
 def test_a_failure_that_nobody_waits_for_is_in_the_log(
