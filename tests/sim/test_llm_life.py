@@ -337,8 +337,8 @@ def test_a_lost_device(bundle: Path) -> None:
 def test_what_is_raised_in_a_block_is_not_hidden_by_the_close(bundle: Path) -> None:
     """A device that does not take everything back is told only if nothing went wrong before."""
     with fresh_device():
+        faults.inject("acl.mdl.execute_async", code=507901, call=6)  # four steps an answer
         with pytest.raises(SomeFailed) as caught, open_llm(bundle, engine_max_running=1) as llm:
-            faults.inject("acl.mdl.execute_async", code=507901, call=6)  # four steps an answer
             llm.generate(["a", "b"], **FOUR)
         answered, failed = caught.value.results
         assert isinstance(answered, Result)
@@ -347,7 +347,6 @@ def test_what_is_raised_in_a_block_is_not_hidden_by_the_close(bundle: Path) -> N
         with pytest.raises(DeviceError, match="500003"), open_llm(bundle):
             faults.inject("acl.rt.destroy_stream", code=500003)
         inspect.reset()
-
 
 
 def test_a_failure_that_nobody_waits_for_is_in_the_log(
