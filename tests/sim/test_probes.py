@@ -32,6 +32,29 @@ def test_a_probe_is_a_question_and_a_small_copy(open_executor: Opener) -> None:
     assert report.copied_bytes == {"D2H": executor.layout.group_token_bytes}
 
 
+@pytest.mark.parametrize(
+    ("step_timeout_ms", "waited_ms"), [(4999, 4999), (5000, 5000), (5001, 5000)]
+)
+def test_a_probe_is_waited_for_as_long_as_a_step_or_five_seconds(
+    step_timeout_ms: int,
+    waited_ms: int,
+    open_executor: Opener,
+    sum_device: AclDevice,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = open_executor(MODEL, step_timeout_ms=step_timeout_ms)
+    waited: list[int] = []
+    synchronize = sum_device.synchronize
+
+    def listen(timeout_ms: int) -> None:
+        waited.append(timeout_ms)
+        synchronize(timeout_ms)
+
+    monkeypatch.setattr(sum_device, "synchronize", listen)
+    executor.recover(PATIENT_MS)
+    assert waited == [waited_ms]
+
+
 def test_a_step_that_does_not_fail_asks_nothing(open_executor: Opener) -> None:
     executor = open_executor(MODEL)
     inspect.clear()
