@@ -158,10 +158,12 @@ class StepTimeout(AclError):
 
 
 class DeviceLost(AclError):
-    """A sticky failure: nothing in this process can use the device again. The daemon exits."""
+    """A sticky failure: nothing in this process can use the device again. The daemon exits.
+
+    Retryable all the same: by the daemon that the service manager starts in its place.
+    """
 
     code = "device_lost"
-    retryable = False
 
 
 class DeviceHung(DeviceLost):

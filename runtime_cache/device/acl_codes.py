@@ -124,8 +124,8 @@ _ERROR_TYPES: dict[AclClass, type[AclError]] = {
     AclClass.MEMORY: OutOfDeviceMemory,
     AclClass.DEVICE: DeviceLost,
 }
-#: The same call will fail again.
-_PERMANENT = frozenset({AclClass.CALLER, AclClass.MODEL, AclClass.INSTALL, AclClass.DEVICE})
+#: The same call will fail again, in a new process too.
+_PERMANENT = frozenset({AclClass.CALLER, AclClass.MODEL, AclClass.INSTALL})
 
 
 def name_of(code: int) -> str:

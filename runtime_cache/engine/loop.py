@@ -325,6 +325,8 @@ class EngineLoop:
                 self._handle(hung)
             if isinstance(error, AclError):
                 await self.recovery.run(error)
+            else:
+                self.recovery.count(error)
         except Exception as fatal:
             self._break(_known(batch, fatal))
         return StepFailed(batch.step_id, error.message, error.code, error.retryable, self._clock())

@@ -12,7 +12,13 @@ from typing import Literal
 
 import structlog
 
-from runtime_cache.errors import AclError, DeviceHung, DeviceLost, StepTimeout
+from runtime_cache.errors import (
+    AclError,
+    DeviceHung,
+    DeviceLost,
+    RuntimeCacheError,
+    StepTimeout,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -90,7 +96,7 @@ class Recovery:
         self.state = "hung" if isinstance(error, StepTimeout) else "recovering"
         try:
             await self._wait()
-            self._count(error)
+            self.count(error)
         except DeviceLost:
             self.state = "lost"
             raise
@@ -109,13 +115,18 @@ class Recovery:
                     raise DeviceHung(*_call(error), "work on the device does not end") from error
                 self.state = "hung"  # if it was not, the question itself does not end
 
-    def _count(self, error: AclError) -> None:
-        """Raises:
-        DeviceLost: too many steps have failed in a row.
+    def count(self, error: RuntimeCacheError) -> None:
+        """One more step has failed.
+
+        Raises:
+            DeviceLost: they were too many in a row.
+            RuntimeCacheError: the error itself, if they were, and it is none of the device.
         """
         self._num_failures += 1
         if self._num_failures < MAX_FAILURES:
             return
+        if not isinstance(error, AclError):
+            raise error
         detail = f"{MAX_FAILURES} steps in a row have failed, this one was the last"
         raise DeviceLost(*_call(error), detail) from error
 

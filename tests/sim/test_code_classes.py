@@ -111,7 +111,7 @@ def test_a_code_of_a_lost_device_says_so_wherever_it_comes(
         with own_executor(sum_bundles[MODEL]) as executor:
             error = fail(executor, code, place)
             assert type(error) is DeviceLost
-            assert (error.acl_code, error.retryable) == (code, False)
+            assert (error.acl_code, error.retryable) == (code, True)
 
 
 # --- what becomes of requests --------------------------------------------------------------------
@@ -167,7 +167,7 @@ async def test_a_loss_is_told_to_all_requests(bundle: Bundle, place: Place) -> N
     runtime = await Runtime.open(config_for(bundle, max_running=1))
     host = Served(runtime)
     waiting = host.submit(PROMPT, 3)
-    assert await outcome(host, 507901, place) == "device_lost, no retry"
+    assert await outcome(host, 507901, place) == "device_lost, retry"
     assert isinstance(await waiting.final, FailRequest)
     assert isinstance(host.engine.fatal.result(), DeviceLost)
     assert host.engine.condition == "lost"

@@ -156,7 +156,7 @@ async def test_a_lost_device_answers_every_request_at_once(new_rig: NewRig) -> N
     (await rig.step()).fail(LOST)
     assert await rig.engine.fatal is LOST
     for heard in (running, waiting):
-        failure = FailRequest(heard.request_id, "device_lost", LOST.message, retryable=False)
+        failure = FailRequest(heard.request_id, "device_lost", LOST.message, retryable=True)
         assert heard.answers == [failure]
     assert await rig.engine.drain(0) == 0
     assert rig.engine.num_unanswered == 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from runtime_cache.engine.commands import FailRequest
-from runtime_cache.engine.recovery import Recovery
+from runtime_cache.engine.recovery import MAX_FAILURES, Recovery
 from runtime_cache.errors import (
     AclError,
     DeviceHung,
@@ -174,3 +174,15 @@ async def test_a_request_is_failed_by_its_second_failure(new_rig: NewRig, device
     failure = await heard.failed()
     assert (failure.code, failure.retryable) == ("device_out_of_memory", True)
     assert not rig.engine.fatal.done()
+
+
+async def test_a_bug_that_fails_every_step_is_the_end(new_rig: NewRig) -> None:
+    rig = new_rig(max_running=1)
+    for _ in range(MAX_FAILURES):
+        assert not rig.engine.fatal.done()
+        heard = rig.ask(PROMPT)
+        (await rig.step()).fail(ZeroDivisionError("a bug"))
+        assert (await heard.failed()).code == "internal"
+    error = await rig.engine.fatal
+    assert isinstance(error, InternalError)
+    assert str(error).endswith("failed: a bug")

@@ -236,7 +236,7 @@ async def test_a_lost_device_ends_everything() -> None:
     desk.facts.error = DeviceLost("acl.rt.memcpy_async", 507899, "unknown")
     reply = await answer(desk, Verify(ID))
     assert isinstance(reply, Error)
-    assert (reply.code, reply.retryable) == ("device_lost", False)
+    assert (reply.code, reply.retryable) == ("device_lost", True)
     assert desk.engine.lost is desk.facts.error
     await desk.service.close()
 
