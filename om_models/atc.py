@@ -91,7 +91,7 @@ def check_soc_version(target: Target, soc_version: str) -> None:
     if target != "sim":
         return
     # Imported late: brings ONNX Runtime, which a conversion for a card does without.
-    from runtime_cache.aclsim.atc import tables
+    from runtime_cache.aclsim.atc.compiler import tables
 
     if soc_version not in (known := tables().soc_versions):
         raise ConversionError(

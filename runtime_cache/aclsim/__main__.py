@@ -21,10 +21,10 @@ def main(arguments: list[str]) -> int:
 
         return run.main(rest)
     if tool == ["atc"]:
-        from runtime_cache.aclsim import atc
+        from runtime_cache.aclsim.atc import compiler
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # half-written files go
-        return atc.main(rest)
+        return compiler.main(rest)
     asks = tool in (["-h"], ["--help"])
     print(USAGE, file=sys.stdout if asks else sys.stderr)
     return 0 if asks else 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from runtime_cache.aclsim import codes
-from runtime_cache.aclsim.atc_shapes import GearKind
+from runtime_cache.aclsim.atc.shapes import GearKind
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.geared_models import GearedModel
 from runtime_cache.aclsim.models import LoadedModel

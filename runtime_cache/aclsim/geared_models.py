@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime_cache.aclsim import codes
-from runtime_cache.aclsim.atc_shapes import GearKind
+from runtime_cache.aclsim.atc.shapes import GearKind
 from runtime_cache.aclsim.datasets import Dataset
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.lent_memory import NOTHING_LENT, LentMemory, Range

@@ -23,7 +23,7 @@ import msgspec
 from om_models.om_header import MAGIC as REAL_MAGIC
 from om_models.om_header import ZIP_MAGIC, OmHeaderError, origin, read_om_header
 from runtime_cache.aclsim import codes
-from runtime_cache.aclsim.atc_shapes import GearKind
+from runtime_cache.aclsim.atc.shapes import GearKind
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.mapping import round_up
 from runtime_cache.aclsim.om_check import contradiction

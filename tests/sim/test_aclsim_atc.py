@@ -14,9 +14,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from runtime_cache.aclsim import atc
-from runtime_cache.aclsim.atc_graph import read_model
-from runtime_cache.aclsim.atc_options import AtcError, AtcOptions, parse_options
+from runtime_cache.aclsim.atc import compiler
+from runtime_cache.aclsim.atc.graph import read_model
+from runtime_cache.aclsim.atc.options import AtcError, AtcOptions, parse_options
 from runtime_cache.aclsim.om import read_om
 from tests.support.aclsim import GEARS, STATIC, add_model, compile_om
 
@@ -83,7 +83,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     flags = [f"--model={tmp_path / 'model.onnx'}", "--output=x"]
     options = parse_options(["--framework=5", *flags, "--soc_version=Ascend310P3"], SOCS)
     with pytest.raises(AtcError, match=r"^E10014"):
-        atc.compile_model(options)
+        compiler.compile_model(options)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_external_and_inline_weights_give_the_same_file(tmp_path: Path) -> None:
     )
     flags = ["--framework=5", f"--model={source}", f"--output={tmp_path / 'b' / 'model'}"]
     options = parse_options([*flags, "--soc_version=Ascend310P3", *STATIC], SOCS)
-    external = read_om(str(atc.compile_model(options)))
+    external = read_om(str(compiler.compile_model(options)))
     assert external.graph == inline.graph
     assert external.header.weights == inline.header.weights
 
@@ -216,7 +216,7 @@ def test_shapes_that_depend_on_data_are_refused_with_gears_and_on_310b(tmp_path:
 
 
 def test_the_table_of_operators_is_the_real_parsers() -> None:
-    ops = atc.tables().ops
+    ops = compiler.tables().ops
     assert ops["Trilu"] == [(14, 18)]
     assert ops["GreaterOrEqual"] == [(8, 8), (12, 18)]
     for missing in ("Gelu", "RMSNormalization", "Attention", "Loop", "MatMulNBits"):
@@ -264,7 +264,7 @@ def options_for(tmp_path: Path, output: str, *flags: str) -> AtcOptions:
 
 def test_the_directory_of_the_output_is_made(tmp_path: Path) -> None:
     options = options_for(tmp_path, str(tmp_path / "new" / "er" / "out"))
-    assert atc.compile_model(options) == tmp_path / "new" / "er" / "out.om"
+    assert compiler.compile_model(options) == tmp_path / "new" / "er" / "out.om"
 
 
 def test_a_directory_that_was_made_goes_when_the_model_fails(
@@ -273,10 +273,10 @@ def test_a_directory_that_was_made_goes_when_the_model_fails(
     def interrupt(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(atc, "_check_loads", interrupt)
+    monkeypatch.setattr(compiler, "_check_loads", interrupt)
     options = options_for(tmp_path, str(tmp_path / "new" / "out"), "--external_weight=1")
     with pytest.raises(KeyboardInterrupt):
-        atc.compile_model(options)
+        compiler.compile_model(options)
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
@@ -284,7 +284,7 @@ def test_an_unwritable_output_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     options = options_for(tmp_path, str(tmp_path / "file" / "out"))
     with pytest.raises(AtcError, match="cannot write") as refused:
-        atc.compile_model(options)
+        compiler.compile_model(options)
     assert refused.value.code == "E10001"
 
 
@@ -326,5 +326,5 @@ def test_paths_that_only_the_software_device_takes_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, is_named in (("plain-1.0_x", False), ("with space", True), ("a+b", True)):
-        atc.compile_model(options_for(tmp_path, str(tmp_path / name)))
+        compiler.compile_model(options_for(tmp_path, str(tmp_path / name)))
         assert ("the real ATC refuses these paths" in capsys.readouterr().out) == is_named

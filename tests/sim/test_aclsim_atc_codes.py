@@ -12,9 +12,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from runtime_cache.aclsim.atc import compile_model, tables
-from runtime_cache.aclsim.atc_graph import check_operators
-from runtime_cache.aclsim.atc_options import AtcError, parse_options
+from runtime_cache.aclsim.atc.compiler import compile_model, tables
+from runtime_cache.aclsim.atc.graph import check_operators
+from runtime_cache.aclsim.atc.options import AtcError, parse_options
 from tests.support.aclsim import GEARS, STATIC, add_model, compile_om
 
 #: Code: (flags that get it), (flags that just do not).

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from om_models.socs import SOCS as SOCS_OF_THE_PROJECT
-from runtime_cache.aclsim import atc
-from runtime_cache.aclsim.atc_flags import known_flags, split_flags
-from runtime_cache.aclsim.atc_options import AtcError, parse_options
-from runtime_cache.aclsim.atc_shapes import (
+from runtime_cache.aclsim.atc import compiler
+from runtime_cache.aclsim.atc.flags import known_flags, split_flags
+from runtime_cache.aclsim.atc.options import AtcError, parse_options
+from runtime_cache.aclsim.atc.shapes import (
     GearKind,
     Gears,
     fill_gear,
@@ -159,7 +159,7 @@ def test_layouts_of_the_hardware_are_refused() -> None:
 
 
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert atc.main(["--help"]) == 0
+    assert compiler.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"--{name}" in text for name in (*known_flags(), "no-atc-rules"))
     assert max(map(len, text.splitlines())) <= 100
@@ -303,7 +303,7 @@ def test_filling_a_gear(
 
 
 def test_both_tables_of_socs_are_equal() -> None:
-    assert sorted(atc.tables().soc_versions) == sorted(SOCS_OF_THE_PROJECT)
+    assert sorted(compiler.tables().soc_versions) == sorted(SOCS_OF_THE_PROJECT)
 
 
 SHAPE_TEXTS = st.text("ab:;,~-0123456789 ", max_size=40)

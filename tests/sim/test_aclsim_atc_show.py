@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime_cache.aclsim import atc
+from runtime_cache.aclsim.atc import compiler
 from tests.support.aclsim import GEARS, STATIC, add_model, compile_om
 from tests.support.real_om import write_real_om
 
@@ -19,11 +19,11 @@ Printed = pytest.CaptureFixture[str]
 def shown(path: Path, capsys: Printed) -> tuple[int, str]:
     """Exit code and output of `--mode=6`."""
     capsys.readouterr()
-    return atc.main(["--mode=6", f"--om={path}"]), capsys.readouterr().out
+    return compiler.main(["--mode=6", f"--om={path}"]), capsys.readouterr().out
 
 
 def as_json(source: Path, target: Path) -> dict[str, Any]:
-    assert atc.main(["--mode=1", f"--om={source}", f"--json={target}"]) == 0
+    assert compiler.main(["--mode=1", f"--om={source}", f"--json={target}"]) == 0
     content: dict[str, Any] = json.loads(target.read_text())
     return content
 
@@ -82,7 +82,7 @@ def test_display_model_info_shows_the_new_file(tmp_path: Path, capsys: Printed) 
     capsys.readouterr()
     flags = [f"--model={tmp_path / 'model.onnx'}", f"--output={tmp_path / 'out'}", *STATIC]
     soc = ["--framework=5", "--soc_version=Ascend310P3"]
-    assert atc.main([*soc, *flags, "--display_model_info=1"]) == 0
+    assert compiler.main([*soc, *flags, "--display_model_info=1"]) == 0
     assert "Display Model Info start" in capsys.readouterr().out
 
 
@@ -106,12 +106,12 @@ def test_an_onnx_model_becomes_json_too(tmp_path: Path) -> None:
 
 def test_json_of_a_real_om_takes_the_real_atc(tmp_path: Path, capsys: Printed) -> None:
     path = write_real_om(tmp_path / "real.om")
-    assert atc.main(["--mode=1", f"--om={path}", f"--json={tmp_path / 'x.json'}"]) == 1
+    assert compiler.main(["--mode=1", f"--om={path}", f"--json={tmp_path / 'x.json'}"]) == 1
     assert "its JSON takes the atc of CANN" in capsys.readouterr().out
     assert not (tmp_path / "x.json").exists()
 
 
 def test_json_that_cannot_be_written_is_refused(tmp_path: Path, capsys: Printed) -> None:
     path = compile_om(tmp_path)
-    assert atc.main(["--mode=1", f"--om={path}", f"--json={tmp_path / 'no' / 'x.json'}"]) == 1
+    assert compiler.main(["--mode=1", f"--om={path}", f"--json={tmp_path / 'no' / 'x.json'}"]) == 1
     assert "--json: cannot write" in capsys.readouterr().out

@@ -12,8 +12,9 @@ import onnx
 import pytest
 
 import runtime_cache.aclsim as acl
-from runtime_cache.aclsim import atc, inspect
-from runtime_cache.aclsim.atc_options import parse_options
+from runtime_cache.aclsim import inspect
+from runtime_cache.aclsim.atc import compiler
+from runtime_cache.aclsim.atc.options import parse_options
 from tests.support.aclsim import MIB, POISON, STATIC, Run, add_model, fresh_process, ok, pinned
 
 SOC = "Ascend310B4"
@@ -185,7 +186,7 @@ def compiled(directory: Path) -> Path:
     onnx.save_model(add_model(), directory / "model.onnx")
     flags = [f"--model={directory}/model.onnx", f"--output={directory}/model", *STATIC]
     options = ["--framework=5", f"--soc_version={SOC}", "--input_format=ND", *flags]
-    return Path(atc.compile_model(parse_options(options, atc.tables().soc_versions)))
+    return Path(compiler.compile_model(parse_options(options, compiler.tables().soc_versions)))
 
 
 def test_a_model_runs_on_either_kind_of_memory(tmp_path: Path) -> None:

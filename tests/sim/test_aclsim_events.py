@@ -7,8 +7,10 @@ import threading
 import pytest
 
 import runtime_cache.aclsim as acl
-from runtime_cache.aclsim import inspect, rt_events, rt_streams
+from runtime_cache.aclsim import inspect
 from runtime_cache.aclsim.process import this_process
+from runtime_cache.aclsim.rt import events as rt_events
+from runtime_cache.aclsim.rt import streams as rt_streams
 from tests.support.aclsim import ok
 
 pytestmark = pytest.mark.usefixtures("fresh_device")

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import runtime_cache.aclsim as acl
-from runtime_cache.aclsim.atc_options import AtcError
+from runtime_cache.aclsim.atc.options import AtcError
 from runtime_cache.aclsim.om import read_om
 from tests.support.aclsim import Array, compile_om, download, fresh_process, ok, put
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 import runtime_cache.aclsim as acl
-from runtime_cache.aclsim import atc_show
-from runtime_cache.aclsim.atc_error import AtcError
+from runtime_cache.aclsim.atc import show
+from runtime_cache.aclsim.atc.error import AtcError
 from runtime_cache.aclsim.om import FORMAT_VERSION, MAGIC, PREFIX, WEIGHT_ALIGN_BYTES
 from tests.support.aclsim import GEARS, STATIC, compile_om, ok
 
@@ -134,7 +134,7 @@ def test_a_graph_that_is_none(
 def test_the_compiler_shows_no_graph_that_is_none(tmp_path: Path) -> None:
     path = tampered(compile_om(tmp_path), lambda header: None, b"\xff" * 9)
     with pytest.raises(AtcError, match="is damaged") as refused:
-        atc_show.write_json(path, tmp_path / "out.json")
+        show.write_json(path, tmp_path / "out.json")
     assert refused.value.code == "E10014"
     assert not (tmp_path / "out.json").exists()
 

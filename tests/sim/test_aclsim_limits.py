@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import runtime_cache.aclsim as acl
-from runtime_cache.aclsim import inspect, rt_not_modelled
+from runtime_cache.aclsim import inspect
 from runtime_cache.aclsim.calling import RELEASES_GIL, not_modelled, surface
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.ledger import ledger
+from runtime_cache.aclsim.rt import not_modelled as rt_not_modelled
 from runtime_cache.aclsim.timeouts import INTERVAL_US
 from tests.support.aclsim import fresh_process, ok
 from tests.support.pyacl import PLAIN, REAL

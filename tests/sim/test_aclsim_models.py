@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import runtime_cache.aclsim as acl
-from runtime_cache.aclsim import inspect, mdl_loading, settings
+from runtime_cache.aclsim import inspect, settings
 from runtime_cache.aclsim.loading import model_of
+from runtime_cache.aclsim.mdl import loading
 from runtime_cache.aclsim.models import LoadedModel
 from runtime_cache.aclsim.om import read_om
 from runtime_cache.aclsim.process import this_process
@@ -405,7 +406,7 @@ def test_a_model_that_another_thread_unloads_meanwhile(
         ok(acl.mdl.unload(model_id))
         return model
 
-    monkeypatch.setattr(mdl_loading, "model_of", late)
+    monkeypatch.setattr(loading, "model_of", late)
     assert acl.mdl.unload(static.model) == 145003
 
 

@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 import runtime_cache.aclsim as acl
-from runtime_cache.aclsim.atc import compile_model, tables
-from runtime_cache.aclsim.atc_options import AtcError, parse_options
+from runtime_cache.aclsim.atc.compiler import compile_model, tables
+from runtime_cache.aclsim.atc.options import AtcError, parse_options
 from runtime_cache.aclsim.om import read_om
 from tests.support.aclsim import Array, download, fresh_process, ok, put
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = "import runtime_cache.aclsim, runtime_cache.aclsim.atc_trial"
+PROGRAM = "import runtime_cache.aclsim, runtime_cache.aclsim.atc.trial"
 
 
 def test_nothing_is_reported_and_nothing_left_in_the_home_directory(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import runtime_cache.aclsim as acl
-from runtime_cache.aclsim import atc, inspect, settings
-from runtime_cache.aclsim.atc_options import parse_options
+from runtime_cache.aclsim import inspect, settings
+from runtime_cache.aclsim.atc import compiler
+from runtime_cache.aclsim.atc.options import parse_options
 
 MIB = 1 << 20
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
@@ -110,7 +111,7 @@ def compile_om(
     given = {flag.partition("=")[0] for flag in flags}
     unset = [flag for flag in defaults if flag.partition("=")[0] not in given]
     options = [*base, *unset, *flags]
-    return atc.compile_model(parse_options(options, atc.tables().soc_versions))
+    return compiler.compile_model(parse_options(options, compiler.tables().soc_versions))
 
 
 class Run:

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from runtime_cache.aclsim import atc
-from runtime_cache.aclsim.atc_options import parse_options
+from runtime_cache.aclsim.atc import compiler
+from runtime_cache.aclsim.atc.options import parse_options
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
@@ -84,7 +84,7 @@ def compile_model(
     onnx.save_model(model, source)
     base = ["--framework=5", f"--model={source}", f"--output={directory / name}"]
     options = [*base, f"--soc_version={soc}", "--input_format=ND", *flags]
-    return Path(atc.compile_model(parse_options(options, atc.tables().soc_versions)))
+    return Path(compiler.compile_model(parse_options(options, compiler.tables().soc_versions)))
 
 
 # --- a classifier: scores = flat(picture) · weights + bias ---

@@ -20,8 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from om_models.manifest import FORMAT, FileEntry, Gear, KvSpec, Manifest, OmFile
 from om_models.spec import ModelSpec
-from runtime_cache.aclsim.atc import compile_model, tables
-from runtime_cache.aclsim.atc_options import parse_options
+from runtime_cache.aclsim.atc.compiler import compile_model, tables
+from runtime_cache.aclsim.atc.options import parse_options
 
 SOC = "Ascend310P3"
 SPEC = ModelSpec(

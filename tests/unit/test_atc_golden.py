@@ -18,8 +18,8 @@ from om_models.gears import model_gears
 from om_models.manifest import FORMAT, Manifest
 from om_models.plan import ConvertOptions, make_plan
 from om_models.socs import SOCS
-from runtime_cache.aclsim.atc import tables
-from runtime_cache.aclsim.atc_options import parse_options
+from runtime_cache.aclsim.atc.compiler import tables
+from runtime_cache.aclsim.atc.options import parse_options
 from tests.support.tiny import tiny_spec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "atc"

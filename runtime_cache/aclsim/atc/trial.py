@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from runtime_cache.aclsim.atc_error import AtcError
-from runtime_cache.aclsim.atc_infer import Dims
-from runtime_cache.aclsim.atc_weights import Weight
+from runtime_cache.aclsim.atc.error import AtcError
+from runtime_cache.aclsim.atc.infer import Dims
+from runtime_cache.aclsim.atc.weights import Weight
 from runtime_cache.aclsim.external_data import all_initializers, refer_to
 from runtime_cache.aclsim.om import TensorInfo
 from runtime_cache.aclsim.onnx_runtime import ort

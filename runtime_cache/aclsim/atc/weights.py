@@ -19,7 +19,7 @@ from onnx.external_data_helper import (
     uses_external_data,
 )
 
-from runtime_cache.aclsim.atc_error import AtcError
+from runtime_cache.aclsim.atc.error import AtcError
 from runtime_cache.aclsim.external_data import all_initializers, all_nodes, refer_to
 from runtime_cache.aclsim.mapping import round_up
 from runtime_cache.aclsim.om import SECTION_NAME, WEIGHT_ALIGN_BYTES, ExternalFile

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from runtime_cache.aclsim.atc_error import AtcError
-from runtime_cache.aclsim.atc_graph import model_inputs
-from runtime_cache.aclsim.atc_infer import infer
-from runtime_cache.aclsim.atc_options import OUTPUT_TYPES, AtcOptions
+from runtime_cache.aclsim.atc.error import AtcError
+from runtime_cache.aclsim.atc.graph import model_inputs
+from runtime_cache.aclsim.atc.infer import infer
+from runtime_cache.aclsim.atc.options import OUTPUT_TYPES, AtcOptions
 from runtime_cache.aclsim.external_data import all_nodes
 
 

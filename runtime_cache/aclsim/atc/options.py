@@ -1,7 +1,7 @@
 """ATC's command line, read and checked as a whole.
 
 Source: option pages of the ATC guide, CANN 8.x and 9.0. What each option may hold by itself is in
-`atc_flags`, shapes and gears in `atc_shapes`.
+`flags`, shapes and gears in `shapes`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from om_models.socs import find_soc
-from runtime_cache.aclsim.atc_error import AtcError
-from runtime_cache.aclsim.atc_flags import NO_RULES, split_flags
-from runtime_cache.aclsim.atc_shapes import (
+from runtime_cache.aclsim.atc.error import AtcError
+from runtime_cache.aclsim.atc.flags import NO_RULES, split_flags
+from runtime_cache.aclsim.atc.shapes import (
     Bounds,
     Gears,
     check_gears_fit,

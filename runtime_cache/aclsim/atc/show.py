@@ -12,8 +12,8 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
 from om_models.om_header import OmHeaderError, describe, read_om_header
-from runtime_cache.aclsim.atc_error import AtcError
-from runtime_cache.aclsim.atc_graph import read_model
+from runtime_cache.aclsim.atc.error import AtcError
+from runtime_cache.aclsim.atc.graph import read_model
 from runtime_cache.aclsim.external_data import all_initializers, refer_to
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.om import OmFile, OmHeader, read_om

@@ -1,12 +1,12 @@
 """`acl.mdl` in software: models, descriptions, datasets, gears, execution.
 
-The functions live by topic in `mdl_loading`, `mdl_desc`, `mdl_gears`, `mdl_datasets` and
-`mdl_execution`; this is the module that programs see.
+The functions live by topic in `loading`, `desc`, `gears`, `datasets` and
+`execution`; this is the module that programs see.
 """
 
 from __future__ import annotations
 
-from runtime_cache.aclsim.mdl_datasets import (
+from runtime_cache.aclsim.mdl.datasets import (
     add_dataset_buffer,
     create_dataset,
     destroy_dataset,
@@ -15,7 +15,7 @@ from runtime_cache.aclsim.mdl_datasets import (
     get_dataset_tensor_desc,
     set_dataset_tensor_desc,
 )
-from runtime_cache.aclsim.mdl_desc import (
+from runtime_cache.aclsim.mdl.desc import (
     create_desc,
     destroy_desc,
     get_cur_output_dims,
@@ -41,7 +41,7 @@ from runtime_cache.aclsim.mdl_desc import (
     get_output_size_by_index,
     get_tensor_real_name,
 )
-from runtime_cache.aclsim.mdl_execution import (
+from runtime_cache.aclsim.mdl.execution import (
     create_exec_config_handle,
     destroy_exec_config_handle,
     execute,
@@ -49,7 +49,7 @@ from runtime_cache.aclsim.mdl_execution import (
     execute_v2,
     set_exec_config_opt,
 )
-from runtime_cache.aclsim.mdl_gears import (
+from runtime_cache.aclsim.mdl.gears import (
     get_dynamic_batch,
     get_dynamic_hw,
     get_input_dynamic_dims,
@@ -58,7 +58,7 @@ from runtime_cache.aclsim.mdl_gears import (
     set_dynamic_hw_size,
     set_input_dynamic_dims,
 )
-from runtime_cache.aclsim.mdl_loading import (
+from runtime_cache.aclsim.mdl.loading import (
     bundle_get_model_id,
     bundle_get_model_num,
     bundle_load_from_file,

@@ -11,8 +11,8 @@ from onnx import TensorProto
 
 from om_models.socs import Soc
 from runtime_cache.aclsim import codes
-from runtime_cache.aclsim.atc_error import AtcError
-from runtime_cache.aclsim.atc_shapes import Bounds
+from runtime_cache.aclsim.atc.error import AtcError
+from runtime_cache.aclsim.atc.shapes import Bounds
 from runtime_cache.aclsim.external_data import all_initializers, all_nodes, subgraphs
 from runtime_cache.aclsim.om import TensorInfo
 

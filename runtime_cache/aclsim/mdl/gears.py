@@ -10,12 +10,12 @@ import struct
 from typing import Any
 
 from runtime_cache.aclsim import codes
-from runtime_cache.aclsim.atc_shapes import GearKind
+from runtime_cache.aclsim.atc.shapes import GearKind
 from runtime_cache.aclsim.calling import surface
 from runtime_cache.aclsim.failure import AclFailure
 from runtime_cache.aclsim.geared_models import GearedModel
 from runtime_cache.aclsim.loading import model_of
-from runtime_cache.aclsim.mdl_desc import desc_of, dims_dict
+from runtime_cache.aclsim.mdl.desc import desc_of, dims_dict
 from runtime_cache.aclsim.process import this_process
 
 acl_function = surface("acl.mdl")

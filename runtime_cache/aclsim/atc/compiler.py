@@ -20,9 +20,9 @@ import onnx
 
 from om_models.socs import find_soc
 from runtime_cache import __version__
-from runtime_cache.aclsim import atc_show
-from runtime_cache.aclsim.atc_flags import help_text
-from runtime_cache.aclsim.atc_graph import (
+from runtime_cache.aclsim.atc import show
+from runtime_cache.aclsim.atc.flags import help_text
+from runtime_cache.aclsim.atc.graph import (
     apply_input_shapes,
     check_operators,
     check_soc,
@@ -31,18 +31,18 @@ from runtime_cache.aclsim.atc_graph import (
     imports_of,
     read_model,
 )
-from runtime_cache.aclsim.atc_infer import ShapeTable
-from runtime_cache.aclsim.atc_options import (
+from runtime_cache.aclsim.atc.infer import ShapeTable
+from runtime_cache.aclsim.atc.options import (
     MODE_JSON,
     MODE_SHOW,
     AtcError,
     AtcOptions,
     parse_options,
 )
-from runtime_cache.aclsim.atc_rewrite import output_names, rewrite
-from runtime_cache.aclsim.atc_shapes import Bounds, fill_gear
-from runtime_cache.aclsim.atc_trial import TrialRuns
-from runtime_cache.aclsim.atc_weights import (
+from runtime_cache.aclsim.atc.rewrite import output_names, rewrite
+from runtime_cache.aclsim.atc.shapes import Bounds, fill_gear
+from runtime_cache.aclsim.atc.trial import TrialRuns
+from runtime_cache.aclsim.atc.weights import (
     ExternalWeights,
     Weight,
     external_weights,
@@ -107,13 +107,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: AtcOptions) -> None:
     if options.mode == MODE_JSON:
-        atc_show.write_json(options.om, options.json)
+        show.write_json(options.om, options.json)
     elif options.mode == MODE_SHOW:
-        print("\n".join(atc_show.show(options.om)))
+        print("\n".join(show.show(options.om)))
     else:
         target = compile_model(options)
         if options.shows_info:
-            print("\n".join(atc_show.show(target)))
+            print("\n".join(show.show(target)))
 
 
 def compile_model(options: AtcOptions) -> Path:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from runtime_cache.aclsim.atc_error import AtcError
+from runtime_cache.aclsim.atc.error import AtcError
 
 _HELP_WIDTH = 100
 _HELP_INDENT = " " * 34

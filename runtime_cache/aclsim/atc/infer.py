@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 
-from runtime_cache.aclsim.atc_error import AtcError
-from runtime_cache.aclsim.atc_graph import element_type, fixed
+from runtime_cache.aclsim.atc.error import AtcError
+from runtime_cache.aclsim.atc.graph import element_type, fixed
 from runtime_cache.aclsim.om import Gear, TensorInfo
 
 Dims = list[int | None]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from runtime_cache.aclsim.atc_error import AtcError
+from runtime_cache.aclsim.atc.error import AtcError
 
 MIN_GEARS = 2
 MAX_GEARS = 100

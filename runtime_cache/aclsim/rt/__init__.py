@@ -1,6 +1,6 @@
 """`acl.rt` in software: devices, contexts, streams, events, memory, callbacks, limits."""
 
-from runtime_cache.aclsim.rt_callbacks import (
+from runtime_cache.aclsim.rt.callbacks import (
     get_device_id_from_exception_info,
     get_error_code_from_exception_info,
     get_stream_id_from_exception_info,
@@ -12,7 +12,7 @@ from runtime_cache.aclsim.rt_callbacks import (
     subscribe_report,
     unsubscribe_report,
 )
-from runtime_cache.aclsim.rt_devices import (
+from runtime_cache.aclsim.rt.devices import (
     create_context,
     destroy_context,
     device_can_access_peer,
@@ -28,7 +28,7 @@ from runtime_cache.aclsim.rt_devices import (
     set_context,
     set_device,
 )
-from runtime_cache.aclsim.rt_events import (
+from runtime_cache.aclsim.rt.events import (
     create_event,
     create_event_ex_with_flag,
     create_event_with_flag,
@@ -46,7 +46,7 @@ from runtime_cache.aclsim.rt_events import (
     synchronize_event,
     synchronize_event_with_timeout,
 )
-from runtime_cache.aclsim.rt_limits import (
+from runtime_cache.aclsim.rt.limits import (
     ctx_set_sys_param_opt,
     get_last_error,
     get_op_execute_timeout,
@@ -57,7 +57,7 @@ from runtime_cache.aclsim.rt_limits import (
     set_op_wait_timeout,
     set_sys_param_opt,
 )
-from runtime_cache.aclsim.rt_memory import (
+from runtime_cache.aclsim.rt.memory import (
     free,
     free_host,
     get_mem_info,
@@ -77,7 +77,7 @@ from runtime_cache.aclsim.rt_memory import (
     memset_async,
     pointer_get_attributes,
 )
-from runtime_cache.aclsim.rt_not_modelled import (
+from runtime_cache.aclsim.rt.not_modelled import (
     ctx_get_current_default_stream,
     device_disable_peer_access,
     device_enable_peer_access,
@@ -116,7 +116,7 @@ from runtime_cache.aclsim.rt_not_modelled import (
     set_stream_res_limit,
     unmap_mem,
 )
-from runtime_cache.aclsim.rt_streams import (
+from runtime_cache.aclsim.rt.streams import (
     create_stream,
     create_stream_with_config,
     destroy_stream,
