@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import cast
 
@@ -71,6 +72,40 @@ def test_every_code_of_the_manuals_has_its_name_and_a_class() -> None:
     }
     listed = [code for kind, codes in CLASSES if kind is not AclClass.UNKNOWN for code in codes]
     assert sorted(listed) == sorted(KNOWN.keys() - NOT_CALLED) == sorted(acl_codes._CODES)
+
+
+#: The rows of the table in docs/faults.md, and the classes that each is about.
+ROWS = {
+    "a wrong argument": {AclClass.CALLER},
+    "the `.om` does not suit": {AclClass.MODEL},
+    "driver or permissions": {AclClass.INSTALL},
+    "no memory, no resources": {AclClass.MEMORY, AclClass.RESOURCE},
+    "waited too long": {AclClass.TIMEOUT},
+    "the task failed": {AclClass.TASK},
+    "the device is lost": {AclClass.DEVICE},
+}
+
+
+def is_meant(code: int, cell: str) -> bool:
+    """Whether a cell such as `100000–100019 but 100002, 145xxx` means a code."""
+    for piece in re.split("[,;] ", cell):
+        meant, _, excepted = piece.partition(" but ")
+        first, _, last = meant.partition("–")
+        ends = first.replace("x", "0"), (last or first).replace("x", "9")
+        is_inside = meant[0].isdigit() and int(ends[0]) <= code <= int(ends[1])
+        if is_inside and str(code) not in excepted:
+            return True
+    return False
+
+
+def test_the_documentation_has_every_code_in_its_row() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "faults.md").read_text("utf-8")
+    table = text.partition("## Which code means what")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| (.*?) \| (\d.*?) \|", table, re.MULTILINE))
+    assert rows.keys() == ROWS.keys()
+    for code in acl_codes._CODES:
+        expected = [name for name, kinds in ROWS.items() if class_of(code) in kinds]
+        assert [name for name in ROWS if is_meant(code, rows[name])] == expected, code
 
 
 @pytest.mark.parametrize(
