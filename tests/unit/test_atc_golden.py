@@ -106,6 +106,9 @@ CASES = {
     "Ascend910B4-options": Case(
         "Ascend910B4", {"atc_options": {"deterministic": "1", "log": "info"}}
     ),
+    "Ascend310P3-op-precision": Case(
+        "Ascend310P3", {"atc_options": {"op_precision_mode": "/srv/op_precision.ini"}}
+    ),
 }
 
 
@@ -150,7 +153,8 @@ def test_what_holds_for_every_line(name: str):
         flags = split_options(case.lines()[om.path])
         assert flags["soc_version"] == case.soc
         assert flags["precision_mode"] == "must_keep_origin_dtype", "islands of float32 stay"
-        assert "op_precision_mode" not in flags, "the casts in the graph decide"
+        asked = case.options.get("atc_options", {}).get("op_precision_mode")
+        assert flags.get("op_precision_mode") == asked, "else the casts in the graph decide"
         assert flags["framework"] == "5"
         num_gears = len(model_gears(om.prefill, om.decode))
         assert len(flags.get("dynamic_dims", "").split(";")) == num_gears
