@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,10 +10,13 @@ import pytest
 import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import inspect
 from tests.support.aclsim import ok
+from tests.support.pyacl import REAL, RealFunction, plain_args, simulated
 
 pytestmark = pytest.mark.usefixtures("fresh_device")
 
 INVALID, PARAM, CONTEXT, STREAM = 100000, 107000, 107002, 107003
+NO_FILE, NO_MODEL = 145002, 145003
+SIMULATED = simulated()
 UNKNOWN = 12345
 NO_ID = 0xFFFFFFFF
 
@@ -114,6 +118,9 @@ CODES: list[tuple[str, tuple[Any, ...], Any]] = [
     ("rt.process_report", (1,), 107012),
     ("rt.get_error_code_from_exception_info", (UNKNOWN,), NO_ID),
     ("rt.get_task_id_from_exception_info", (0,), NO_ID),
+    ("rt.get_stream_id_from_exception_info", (UNKNOWN,), NO_ID),
+    ("rt.get_thread_id_from_exception_info", (UNKNOWN,), NO_ID),
+    ("rt.get_device_id_from_exception_info", (UNKNOWN,), NO_ID),
     # options
     ("rt.set_sys_param_opt", (3, 0), INVALID),
     ("rt.set_sys_param_opt", (0, 2), INVALID),
@@ -147,6 +154,59 @@ CODES: list[tuple[str, tuple[Any, ...], Any]] = [
     ("set_tensor_const", (0, 1, 1), INVALID),
     ("data_type_size", (-1,), 0),
     ("data_type_size", (13,), 0),
+    # models: loading
+    ("mdl.load_from_mem", (0, 0), (0, INVALID)),
+    ("mdl.load_from_mem_with_mem", (0, 0, 0, 0, 0, 0), (0, INVALID)),
+    ("mdl.load_from_file", ("none.om",), (0, NO_FILE)),
+    ("mdl.load_from_file_with_mem", ("none.om", 0, 0, 0, 0), (0, NO_FILE)),
+    ("mdl.query_size", ("none.om",), (0, 0, NO_FILE)),
+    ("mdl.query_size_from_mem", (0, 0), (0, 0, INVALID)),
+    ("mdl.load_with_config", (UNKNOWN,), (0, INVALID)),
+    ("mdl.set_config_opt", (UNKNOWN, 0, 1), INVALID),
+    ("mdl.destroy_config_handle", (UNKNOWN,), INVALID),
+    ("mdl.unload", (UNKNOWN,), NO_MODEL),
+    # models: description
+    ("mdl.get_desc", (0, 1), INVALID),
+    ("mdl.get_desc_from_file", (0, "none.om"), INVALID),
+    ("mdl.get_desc_from_mem", (0, 0, 0), INVALID),
+    ("mdl.destroy_desc", (UNKNOWN,), INVALID),
+    ("mdl.get_num_inputs", (UNKNOWN,), 0),
+    ("mdl.get_num_outputs", (UNKNOWN,), 0),
+    ("mdl.get_input_size_by_index", (UNKNOWN, 0), 0),
+    ("mdl.get_output_size_by_index", (UNKNOWN, 0), 0),
+    ("mdl.get_input_name_by_index", (UNKNOWN, 0), ""),
+    ("mdl.get_output_name_by_index", (UNKNOWN, 0), ""),
+    ("mdl.get_input_index_by_name", (UNKNOWN, "x"), (0, INVALID)),
+    ("mdl.get_output_index_by_name", (UNKNOWN, "x"), (0, INVALID)),
+    ("mdl.get_input_data_type", (UNKNOWN, 0), -1),
+    ("mdl.get_output_data_type", (UNKNOWN, 0), -1),
+    ("mdl.get_input_format", (UNKNOWN, 0), -1),
+    ("mdl.get_output_format", (UNKNOWN, 0), -1),
+    ("mdl.get_input_dims", (UNKNOWN, 0), ({}, INVALID)),
+    ("mdl.get_input_dims_v2", (UNKNOWN, 0), ({}, INVALID)),
+    ("mdl.get_input_dims_range", (UNKNOWN, 0), ({"rangeCount": 0, "range": []}, INVALID)),
+    ("mdl.get_output_dims", (UNKNOWN, 0), ({}, INVALID)),
+    ("mdl.get_cur_output_dims", (UNKNOWN, 0), ({}, INVALID)),
+    ("mdl.get_dynamic_batch", (UNKNOWN,), ({}, INVALID)),
+    ("mdl.get_dynamic_hw", (UNKNOWN, 0), ({}, INVALID)),
+    ("mdl.get_input_dynamic_gear_count", (UNKNOWN, -1), (0, INVALID)),
+    ("mdl.get_input_dynamic_dims", (UNKNOWN, -1, 1), (None, INVALID)),
+    ("mdl.get_tensor_real_name", (UNKNOWN, "x"), None),
+    # models: data and execution
+    ("mdl.add_dataset_buffer", (UNKNOWN, 0), (0, INVALID)),
+    ("mdl.get_dataset_buffer", (UNKNOWN, 0), 0),
+    ("mdl.get_dataset_num_buffers", (UNKNOWN,), 0),
+    ("mdl.set_dataset_tensor_desc", (UNKNOWN, 0, 0), (0, INVALID)),
+    ("mdl.get_dataset_tensor_desc", (UNKNOWN, 0), 0),
+    ("mdl.destroy_dataset", (UNKNOWN,), INVALID),
+    ("mdl.set_dynamic_batch_size", (UNKNOWN, 0, 0, 1), NO_MODEL),
+    ("mdl.set_dynamic_hw_size", (UNKNOWN, 0, 0, 1, 1), NO_MODEL),
+    ("mdl.set_input_dynamic_dims", (UNKNOWN, 0, 0, {"dimCount": 1, "dims": [1]}), NO_MODEL),
+    ("mdl.execute", (UNKNOWN, 0, 0), NO_MODEL),
+    ("mdl.execute_async", (UNKNOWN, 0, 0, 0), NO_MODEL),
+    ("mdl.execute_v2", (UNKNOWN, 0, 0, 0, 0), INVALID),
+    ("mdl.set_exec_config_opt", (UNKNOWN, 0, 1), INVALID),
+    ("mdl.destroy_exec_config_handle", (UNKNOWN,), INVALID),
     # util
     ("util.ptr_to_bytes", (0, 1), b""),
     ("util.stop_thread", (UNKNOWN,), 3),
@@ -181,6 +241,26 @@ def test_every_failure_leaves_a_sentence_that_names_the_function(
     else:
         assert sentence is not None
         assert sentence.startswith(f"acl.{name}: ")
+
+
+HANDLES = {
+    *("context", "stream", "event", "desc", "dataset", "buffer", "handle", "model_id", "info"),
+    *("model_ptr", "model_path"),
+}
+
+
+def is_modelled(function: RealFunction) -> bool:
+    """Whether the software device has more of it than the convention."""
+    with suppress(NotImplementedError):
+        SIMULATED[function.name](*plain_args(function))
+        return "not modelled" not in (acl.get_recent_err_msg() or "")
+    return False
+
+
+@pytest.mark.parametrize("name", [name for name in REAL if HANDLES & set(REAL[name].args)])
+def test_no_function_that_takes_a_handle_is_left_out(name: str) -> None:
+    is_there = any(name == f"acl.{case}" for case, *_ in CODES)
+    assert is_there or not is_modelled(REAL[name])
 
 
 def test_a_handle_of_another_kind_is_refused_everywhere() -> None:
