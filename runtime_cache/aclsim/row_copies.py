@@ -1,7 +1,7 @@
 """Copies of rows (`memcpy2d`): a block into one of another pitch, host to device or back.
 
 As in `copies`, data from pageable host memory are taken at the call, and data for it have arrived
-when the call returns.
+when the call returns. Boards have no such copies (page aclpythondevg_01_0123).
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def copy_rows(context: Context, rows: Rows) -> None:
     """`acl.rt.memcpy2d`: has happened on return, whatever the streams are doing.
 
     Raises:
-        AclFailure: as `Rows.check` and `copies.copy_now`; nothing is copied.
+        AclFailure: as `Rows.check` and `copies.copy_now`, 207000 on a board; nothing is copied.
     """
+    _check_form(context.device.memory)
     rows.check()
     _check_spans(context.device.memory, rows, codes.RT_PARAM_INVALID)
     for dst, src in rows.pairs():
@@ -87,9 +88,10 @@ def copy_rows_later(context: Context, stream: Stream, rows: Rows) -> None:
     """`acl.rt.memcpy2d_async`: queued; bad ranges surface when the stream is synchronised.
 
     Raises:
-        AclFailure: as `Rows.check`; 107000 for more than 5 242 880 rows.
+        AclFailure: as `Rows.check`; 107000 for more than 5 242 880 rows, 207000 on a board.
     """
     memory = context.device.memory
+    _check_form(memory)
     way = rows.check()
     if rows.height > MAX_ASYNC_ROWS:
         raise AclFailure(codes.RT_PARAM_INVALID, f"{rows.height} rows, at most {MAX_ASYNC_ROWS}")
@@ -101,6 +103,12 @@ def copy_rows_later(context: Context, stream: Stream, rows: Rows) -> None:
     stream.submit("acl.rt.memcpy2d_async", work, reads=(rows.read,), writes=(rows.written,))
     if is_pageable(rows.dst):
         stream.wait()
+
+
+def _check_form(memory: DeviceMemory) -> None:
+    """Raises 207000 on a board. The page names no code: this one is inferred."""
+    if memory.has_one_memory:
+        raise AclFailure(codes.RT_FEATURE_NOT_SUPPORTED, "boards have no copies of rows")
 
 
 def _check_spans(memory: DeviceMemory, rows: Rows, code: int) -> None:

@@ -88,6 +88,16 @@ def test_every_kind_of_copy_is_accepted(kind: int) -> None:
     assert ctypes.string_at(target, 64) == bytes([kind + 1] * 64)
 
 
+def test_rows_are_not_copied(stream: int) -> None:
+    device = ok(acl.rt.malloc(64, 0))
+    host, _ = pinned(64)
+    for kind, dst, src in ((1, device, host), (2, host, device)):
+        assert acl.rt.memcpy2d(dst, 16, src, 16, 8, 4, kind) == 207000
+        assert acl.rt.memcpy2d_async(dst, 16, src, 16, 8, 4, kind, stream) == 207000
+    assert acl.util.ptr_to_bytes(device, 64) == POISON * 16
+    assert "boards have no copies of rows" in acl.get_recent_err_msg()
+
+
 @pytest.mark.parametrize("kind", [1, 2, 3])
 def test_copies_to_and_from_the_programs_own_memory(kind: int, stream: int) -> None:
     ptr = ok(acl.rt.malloc(64, 0))
