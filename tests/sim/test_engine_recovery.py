@@ -123,7 +123,7 @@ async def test_a_device_that_does_not_recover_answers_everyone_once(
     await device.say(error)
     assert await rig.engine.fatal is error
     for heard in asked:
-        failure = FailRequest(heard.request_id, code, error.message, retryable=False)
+        failure = FailRequest(heard.request_id, code, error.message, retryable=True)
         assert heard.answers == [failure]
     assert rig.engine.condition == "lost"
     assert await rig.engine.drain(0) == 0

@@ -75,7 +75,7 @@ async def test_a_client_that_vanishes(house: House, client: Client, role: str) -
         doomed.generate("waits", ignore_eos=True)
         await doomed.ping()  # so both have arrived
         await house.paused()
-    await house.send_until_it_fails(house.seen[0])
+    await house.send_until_it_fails(house.seen[0], pause_s=0.001)
     assert house.service.num_unfinished == 0
     assert house.server.counters.clients_gone == 1
     house.resume()

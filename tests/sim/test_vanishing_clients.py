@@ -73,7 +73,7 @@ async def test_in_a_step(
         doomed.generate(prompt, ignore_eos=True)
         await house.paused()
     gone = house.seen[-1]
-    await house.send_until_it_fails(gone)
+    await house.send_until_it_fails(gone, pause_s=0.001)
     # The step in flight still uses its blocks; nobody gets them.
     assert (cache.num_live, house.service.num_unfinished) == (num_live, 0)
     before = num_steps(house)
@@ -97,7 +97,7 @@ async def test_in_the_queue(house: House, client: Client) -> None:
         doomed.generate(CACHED, ignore_eos=True)
         await doomed.ping()  # so it has arrived
         assert house.engine.state.snapshot().num_waiting == 1
-    await house.send_until_it_fails(house.seen[-1])
+    await house.send_until_it_fails(house.seen[-1], pause_s=0.001)
     snapshot = house.engine.state.snapshot()
     assert (snapshot.num_waiting, snapshot.num_live_blocks) == (0, before)
     house.resume()

@@ -89,11 +89,18 @@ class House:
     def on_slow_reader(self, client: ClientRef) -> None:
         self.service.on_slow_reader(client)
 
-    async def send_until_it_fails(self, client: ClientRef, text: str = "") -> None:
-        """Send to a client until libzmq, which works in its own thread, takes no more."""
+    async def send_until_it_fails(
+        self, client: ClientRef, text: str = "", *, pause_s: float = 0.0
+    ) -> None:
+        """Send to a client until libzmq, which works in its own thread, takes no more.
+
+        Args:
+            pause_s: between two sends, so that on a busy machine libzmq hears that a client has
+                gone before its queue is full.
+        """
         piece = Tokens(MessageId("probe"), index=0, text=text, token_ids=())
         while self.server.send(client, piece):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+            await asyncio.sleep(pause_s)
         await asyncio.sleep(0)  # the handler is told from the loop
 
     # --- what must hold afterwards -------------------------------------------------------------
