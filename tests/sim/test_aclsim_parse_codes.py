@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 
 from runtime_cache.aclsim.calling import surface
 
+# numpy for Python 3.10 warns of what later ones refuse.
+pytestmark = pytest.mark.filterwarnings("ignore:In future, it will be an error for 'np.bool")
+
 C_TYPES: dict[str, Any] = {
     "k": ctypes.c_ulong,
     "K": ctypes.c_ulonglong,
