@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import structlog
@@ -127,7 +128,7 @@ class Runtime:
         """Tokens whose KV the pool has room for, all tenants together."""
         return sum(cache.num_usable for cache in self.caches.values()) * self.layout.block_size
 
-    @property
+    @cached_property
     def planned_bytes(self) -> int:
         """What loading the bundle was reckoned to take; its work memory is an estimate."""
         plan = memory_plan.plan_memory(self.manifest, self.manifest.model)
