@@ -47,18 +47,20 @@ class Program:
         name: as it is called.
         endpoint_variable: environment variable with the daemon's endpoint.
         default_endpoint: where the daemon listens if nothing else is said.
+        exit_codes: for the end of `--help`.
     """
 
     name: str
     endpoint_variable: str
     default_endpoint: str
+    exit_codes: str = EXIT_CODES
 
     def parser(self, description: str, examples: str) -> argparse.ArgumentParser:
         """The parser of the whole command line; it has the common options."""
         parser = argparse.ArgumentParser(
             prog=self.name,
             description=description,
-            epilog=f"{examples}\n{EXIT_CODES}",
+            epilog=f"{examples}\n{self.exit_codes}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.add_common(parser, is_command=False)
@@ -91,11 +93,16 @@ class Program:
             help="print one JSON object instead of text",
         )
 
-    def run(self, arguments: argparse.Namespace, command: Callable[[Client], None]) -> int:
-        """Connect and carry out one command; its failure becomes a sentence and an exit code."""
+    def run(self, arguments: argparse.Namespace, command: Callable[[Client], int | None]) -> int:
+        """Connect and carry out one command; its failure becomes a sentence and an exit code.
+
+        Args:
+            command: may return an exit code of its own.
+        """
+        code = None
         try:
             with Client(arguments.endpoint, timeout_s=arguments.timeout) as client:
-                command(client)
+                code = command(client)
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader of our output has gone (`rtcache … | head`): nothing is wrong. Python would
@@ -107,7 +114,7 @@ class Program:
         except (IpcError, OSError, ValueError) as error:
             self.complain(error)
             return exit_code(error)
-        return EXIT_OK
+        return code or EXIT_OK
 
     def complain(self, error: Exception) -> None:
         """Say on stderr what went wrong, and whether to try again."""

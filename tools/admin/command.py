@@ -2,31 +2,56 @@
 
 `add_flags` and `run` are the two halves of a command: what is asked of the user, what is asked of
 the daemon and how the reply is shown. A command returns its reply as plain data (what `--json`
-prints); its docstring is the manual.
+prints) and how it ended; its docstring is the manual.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 from rich.console import Console
 
+from ipc.command_line import EXIT_OK
 from ipc.sync_client import Client
+
+#: Less was done than was asked for, or nothing: something was in use or kept, or nothing matched.
+EXIT_PARTLY = 4
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)\Z", re.ASCII)
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
+class Outcome(NamedTuple):
+    """How a command ended.
+
+    Attributes:
+        result: what `--json` prints; None if the command has printed for itself.
+        code: the exit code.
+    """
+
+    result: dict[str, Any] | None
+    code: int = EXIT_OK
+
+
 class Command(Protocol):
-    """What `main` needs of a command."""
+    """What `main` needs of a command that asks the daemon."""
 
     name: ClassVar[str]
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None: ...
-    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]: ...
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome: ...
+
+
+class LocalCommand(Protocol):
+    """The same of one that needs no daemon; raises ValueError or OSError (exit code 2)."""
+
+    name: ClassVar[str]
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None: ...
+    def run_here(self, args: argparse.Namespace, out: Console) -> Outcome: ...
 
 
 def add_tenant(parser: argparse.ArgumentParser, *, default: str | None) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.console import Console
 
 from ipc.command_line import flatten
 from ipc.sync_client import Client
-from tools.admin.command import Command
+from tools.admin.command import Command, LocalCommand, Outcome
 from tools.admin.entries import Evict, Lease, List, Pin, Unpin
 from tools.admin.prompts import Explain, Register, Release, Warm
 from tools.admin.verify import Verify
@@ -27,13 +27,13 @@ class Stats:
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """None."""
 
-    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         stats = client.stats()
         for section, values in stats.items():
             out.print(f"[bold]{section}[/]")
             for line in _lines(values):
                 out.print(f"  {line}", markup=False)
-        return stats
+        return Outcome(stats)
 
 
 def _lines(values: object) -> Iterator[str]:
@@ -47,7 +47,7 @@ def _lines(values: object) -> Iterator[str]:
         yield str(values)
 
 
-COMMANDS: tuple[Command, ...] = (
+COMMANDS: tuple[Command | LocalCommand, ...] = (
     List(),
     Explain(),
     Evict(),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.console import Console
 from rich.table import Table
 
 from ipc.messages import Entry, Pinned
 from ipc.sync_client import Client
-from tools.admin.command import add_tenant, lifetime, plain, say, seconds, size
+from tools.admin.command import Outcome, add_tenant, lifetime, plain, say, seconds, size
 
 #: Digits of a digest that are shown; `pin` and `evict` take them.
 _DIGEST_CHARS = 16
@@ -42,7 +42,7 @@ class List:
         )
         add_tenant(parser, default=None)
 
-    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         reply = client.list(args.limit, offset=args.offset, tenant=args.tenant)
         out.print(_table(reply.entries))
         after = f" from number {args.offset} on" if args.offset else ""
@@ -51,7 +51,7 @@ class List:
             f"{len(reply.entries)} of {reply.total} prefixes{after} "
             f"(a shared beginning counts in each)",
         )
-        return plain(reply)
+        return Outcome(plain(reply))
 
 
 def _table(entries: tuple[Entry, ...]) -> Table:
@@ -120,7 +120,7 @@ class Evict:
         )
         add_tenant(parser, default=None)
 
-    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         reply = client.evict(
             max_blocks=args.blocks,
             all=args.all,
@@ -133,7 +133,7 @@ class Evict:
             f"evicted {reply.num_blocks} blocks ({size(reply.num_bytes)}); "
             f"{reply.in_use_blocks} blocks are in use or kept, and stay",
         )
-        return plain(reply)
+        return Outcome(plain(reply))
 
 
 class Pin:
@@ -150,10 +150,10 @@ class Pin:
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         _add_digest(parser)
 
-    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         reply = client.pin(args.digest, tenant=args.tenant)
         say(out, _kept(reply, "until it is unpinned"))
-        return plain(reply)
+        return Outcome(plain(reply))
 
 
 class Lease:
@@ -177,10 +177,10 @@ class Lease:
             help="for how long; also as 90s, 10m, 2h, 1d",
         )
 
-    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         reply = client.pin(args.digest, args.ttl, tenant=args.tenant)
         say(out, _kept(reply, f"for {args.ttl:g} s"))
-        return plain(reply)
+        return Outcome(plain(reply))
 
 
 class Unpin:
@@ -194,10 +194,10 @@ class Unpin:
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         _add_digest(parser)
 
-    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         reply = client.unpin(args.digest, tenant=args.tenant)
         say(out, f"unpinned {reply.digest[:_DIGEST_CHARS]}")
-        return plain(reply)
+        return Outcome(plain(reply))
 
 
 def _add_digest(parser: argparse.ArgumentParser) -> None:

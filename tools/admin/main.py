@@ -8,12 +8,21 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from ipc.command_line import Program, greet, print_json
+from ipc.command_line import Program, exit_code, greet, print_json
 from ipc.endpoint import DEFAULT_ENDPOINT
 from ipc.sync_client import Client
+from tools.admin.command import Command, LocalCommand, Outcome
 from tools.admin.commands import COMMANDS
 
-_PROGRAM = Program("rtcache-admin", "RTCACHE_ADMIN_ENDPOINT", f"{DEFAULT_ENDPOINT}.admin")
+_EXIT_CODES = """\
+exit codes:
+  0 done               1 refused or failed         2 wrong command line or file
+  3 no daemon answers  4 done in part, or nothing  130 interrupted
+"""
+
+_PROGRAM = Program(
+    "rtcache-admin", "RTCACHE_ADMIN_ENDPOINT", f"{DEFAULT_ENDPOINT}.admin", _EXIT_CODES
+)
 
 _EXAMPLES = """\
 examples:
@@ -34,16 +43,35 @@ class _Console(Console):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out one command; returns the exit code (see `ipc.command_line`)."""
+    """Carry out one command; returns the exit code."""
     args = _parser().parse_args(argv)
-    return _PROGRAM.run(args, lambda client: _run(client, args))
+    if hasattr(args.command, "run_here"):
+        return _run_here(args.command, args)
+    return _PROGRAM.run(args, lambda client: _run(args.command, client, args))
 
 
-def _run(client: Client, args: argparse.Namespace) -> None:
+def _run(command: Command, client: Client, args: argparse.Namespace) -> int:
     greet(client, args)
-    result = args.command.run(client, args, _Console(quiet=args.json, highlight=False))
-    if args.json:
-        print_json(result)
+    return _end(command.run(client, args, _console(args)), args)
+
+
+def _run_here(command: LocalCommand, args: argparse.Namespace) -> int:
+    """A command that needs no daemon."""
+    try:
+        return _end(command.run_here(args, _console(args)), args)
+    except (OSError, ValueError) as error:
+        _PROGRAM.complain(error)
+        return exit_code(error)
+
+
+def _console(args: argparse.Namespace) -> _Console:
+    return _Console(quiet=args.json, highlight=False)
+
+
+def _end(outcome: Outcome, args: argparse.Namespace) -> int:
+    if args.json and outcome.result is not None:
+        print_json(outcome.result)
+    return outcome.code
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from ipc.command_line import read_text
 from ipc.errors import ServerError
 from ipc.messages import CacheReport, Explained
 from ipc.sync_client import Client
-from tools.admin.command import add_tenant, plain, say, size
+from tools.admin.command import Outcome, add_tenant, plain, say, size
 
 #: Between two numbers: blanks, or one comma.
 _SEPARATOR = re.compile(r"\s*,\s*|\s+")
@@ -36,7 +36,7 @@ class Register:
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("file", help=_FILE_HELP)
 
-    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         reply = client.register(read_text(args.file))
         kept = f"{size(reply.num_bytes)} are kept"
         if not reply.num_bytes:
@@ -46,7 +46,7 @@ class Register:
             f"{reply.prefix_id}: {reply.num_tokens} tokens, {reply.cached_tokens} of them were "
             f"cached already; {kept}",
         )
-        return plain(reply)
+        return Outcome(plain(reply))
 
 
 class Release:
@@ -60,10 +60,10 @@ class Release:
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("prefix_id", help="as printed by register or list")
 
-    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         reply = client.release(args.prefix_id)
         say(out, f"released {reply.prefix_id}")
-        return plain(reply)
+        return Outcome(plain(reply))
 
 
 class Warm:
@@ -89,7 +89,7 @@ class Warm:
             help="0 to 100: what has less is evicted first (50)",
         )
 
-    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         text = read_text(args.file)
         answer = client.generate(
             text,
@@ -109,7 +109,7 @@ class Warm:
         if left is not None and left.cache.reason != "hit":
             say(out, f"not all of it can be reused now: {_sentence(left)}")
         found = _found(usage.prompt_tokens, usage.cached_tokens, result.cache)
-        return {**found, "reusable_tokens": None if left is None else left.cached_tokens}
+        return Outcome({**found, "reusable_tokens": None if left is None else left.cached_tokens})
 
 
 class Explain:
@@ -137,11 +137,11 @@ class Explain:
         )
         add_tenant(parser, default="")
 
-    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         prompt = _prompt(args)
         reply = client.explain(**prompt, prefix_id=args.prefix_id, tenant=args.tenant)
         say(out, _sentence(reply))
-        return _found(reply.prompt_tokens, reply.cached_tokens, reply.cache)
+        return Outcome(_found(reply.prompt_tokens, reply.cached_tokens, reply.cache))
 
 
 def _left(client: Client, text: str) -> Explained | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.console import Console
 from rich.progress import Progress
@@ -12,7 +12,7 @@ from rich.progress import Progress
 from ipc.errors import ServerError
 from ipc.messages import Verified
 from ipc.sync_client import Client
-from tools.admin.command import add_tenant, say, size
+from tools.admin.command import Outcome, add_tenant, say, size
 
 _COUNTS = tuple(name for name in Verified.__struct_fields__ if name not in ("id", "next_block"))
 
@@ -41,14 +41,14 @@ class Verify:
         )
         add_tenant(parser, default=None)
 
-    def run(self, client: Client, args: argparse.Namespace, out: Console) -> dict[str, Any]:
+    def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         counts = dict.fromkeys(_COUNTS, 0)
         for part in _shown(client, out, _parts(client, args.digest, args.tenant)):
             for name in _COUNTS:
                 counts[name] += getattr(part, name)
         for line in _lines(counts):
             say(out, line)
-        return counts
+        return Outcome(counts)
 
 
 def _parts(client: Client, digest: str | None, tenant: str | None) -> Iterator[Verified]:
