@@ -10,54 +10,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from ipc.arguments import (
     Conversation,
     SamplingOptions,
-    content_fields,
     conversation,
-    explain_fields,
     prompt_fields,
     sampling_fields,
 )
+from ipc.client_calls import Calls, R
 from ipc.codec import Encoding, Limits
 from ipc.dealer import DEFAULT_TIMEOUT_S, dealer_socket
 from ipc.endpoint import DEFAULT_ENDPOINT
 from ipc.errors import Closed, ProtocolError, Timeout
 from ipc.messages import (
     AnyRequest,
-    Cancel,
     Chat,
-    Evict,
-    Evicted,
-    Explain,
-    Explained,
     Generate,
-    GetInfo,
-    GetStats,
-    Info,
-    Listed,
-    ListEntries,
-    Ok,
-    Pin,
-    Ping,
-    Pinned,
-    Pong,
-    Register,
-    Registered,
-    Release,
-    Released,
-    Reply,
-    Stats,
-    Tokenize,
-    Tokenized,
-    Unpin,
-    Unpinned,
-    Verified,
-    Verify,
     type_name,
 )
 from ipc.pump import Pump
@@ -65,8 +37,6 @@ from ipc.session import Answer, Call, Piece, Result, Session
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-R = TypeVar("R", bound=Reply)
 
 
 class AnswerStream:
@@ -117,7 +87,7 @@ class AnswerStream:
         self.cancel()
 
 
-class Client:
+class Client(Calls):
     """A connection to a daemon; to its admin socket for what is marked "Admin".
 
     Connecting does not wait for the daemon: libzmq connects, and reconnects, by itself.
@@ -222,101 +192,10 @@ class Client:
         fields = {"messages": conversation(messages)} | sampling_fields(sampling)
         return self._stream(Chat, fields, timeout_s)
 
-    async def cancel(self, target: str, *, timeout_s: float | None = None) -> None:
-        """End one of this client's requests; returns when the daemon has done so."""
-        await self._ask(Cancel, {"target": target}, Ok, timeout_s)
-
     def cancel_all(self) -> None:
         """Give up every unfinished request of this client; does not wait for the daemon."""
         for call in self._session.open_calls:
             self._give_up(call)
-
-    async def ping(self, *, timeout_s: float | None = None) -> Pong:
-        """Is the daemon alive?"""
-        return await self._ask(Ping, {}, Pong, timeout_s)
-
-    async def info(self) -> Info:
-        """What is served?"""
-        return await self._ask(GetInfo, {}, Info)
-
-    async def tokenize(
-        self, text: str | None = None, *, messages: Conversation | None = None
-    ) -> tuple[int, ...]:
-        """Token ids of a text or of a conversation."""
-        fields = content_fields(text=text, messages=messages)
-        return (await self._ask(Tokenize, fields, Tokenized)).token_ids
-
-    async def register(
-        self,
-        text: str | None = None,
-        *,
-        prompt_ids: Iterable[int] | None = None,
-        messages: Conversation | None = None,
-        timeout_s: float | None = None,
-    ) -> Registered:
-        """Compute a prefix once and keep it until `release`."""
-        fields = content_fields(text=text, prompt_ids=prompt_ids, messages=messages)
-        return await self._ask(Register, fields, Registered, timeout_s)
-
-    async def release(self, prefix_id: str) -> Released:
-        """Give up a registered prefix."""
-        return await self._ask(Release, {"prefix_id": prefix_id}, Released)
-
-    async def list(self, limit: int = 100, *, offset: int = 0, tenant: str | None = None) -> Listed:
-        """Admin: what the cache holds, from the entry number `offset` on, of one tenant or all."""
-        fields = {"limit": limit, "offset": offset, "tenant": tenant}
-        return await self._ask(ListEntries, fields, Listed)
-
-    async def evict(
-        self,
-        *,
-        max_blocks: int | None = None,
-        all: bool = False,
-        digest: str | None = None,
-        idle_s: float | None = None,
-        tenant: str | None = None,
-    ) -> Evicted:
-        """Admin: drop what nobody holds: some blocks, all, one prefix, or what is not used."""
-        what = {"max_blocks": max_blocks, "all": all, "digest": digest, "idle_s": idle_s}
-        return await self._ask(Evict, what | {"tenant": tenant}, Evicted)
-
-    async def pin(self, digest: str, ttl_s: float | None = None, *, tenant: str = "") -> Pinned:
-        """Admin: keep a cached prefix, until `unpin` or for `ttl_s` seconds."""
-        fields = {"digest": digest, "ttl_s": ttl_s, "tenant": tenant}
-        return await self._ask(Pin, fields, Pinned)
-
-    async def unpin(self, digest: str, *, tenant: str = "") -> Unpinned:
-        """Admin: give up a pin or a lease."""
-        return await self._ask(Unpin, {"digest": digest, "tenant": tenant}, Unpinned)
-
-    async def explain(
-        self,
-        prompt: str | None = None,
-        *,
-        prompt_ids: Iterable[int] | None = None,
-        messages: Conversation | None = None,
-        prefix_id: str | None = None,
-        tenant: str = "",
-        timeout_s: float | None = None,
-    ) -> Explained:
-        """Admin: what the cache would do for a prompt, without running it."""
-        fields = explain_fields(prompt, prompt_ids, messages, prefix_id, tenant)
-        return await self._ask(Explain, fields, Explained, timeout_s)
-
-    async def verify(
-        self, digest: str | None = None, *, first_block: int = 0, tenant: str | None = None
-    ) -> Verified:
-        """Admin: read a part of the cached KV once more, and drop what has changed.
-
-        To read all of it, ask again with the reply's `next_block` as `first_block`, until that is
-        None.
-        """
-        fields = {"digest": digest, "first_block": first_block, "tenant": tenant}
-        return await self._ask(Verify, fields, Verified)
-
-    async def stats(self) -> dict[str, Any]:
-        """Admin: counters and gauges."""
-        return (await self._ask(GetStats, {}, Stats)).stats
 
     def _stream(
         self, kind: type[AnyRequest], fields: Mapping[str, Any], timeout_s: float | None

@@ -10,16 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from ipc.arguments import (
     Conversation,
     SamplingOptions,
-    content_fields,
     conversation,
-    explain_fields,
     prompt_fields,
     sampling_fields,
 )
@@ -30,43 +28,15 @@ from ipc.errors import Closed, ProtocolError, Timeout
 from ipc.messages import (
     AnyReply,
     AnyRequest,
-    Cancel,
     Chat,
-    Evict,
-    Evicted,
-    Explain,
-    Explained,
     Generate,
-    GetInfo,
-    GetStats,
-    Info,
-    Listed,
-    ListEntries,
-    Ok,
-    Pin,
-    Ping,
-    Pinned,
-    Pong,
-    Register,
-    Registered,
-    Release,
-    Released,
-    Reply,
-    Stats,
-    Tokenize,
-    Tokenized,
-    Unpin,
-    Unpinned,
-    Verified,
-    Verify,
     type_name,
 )
 from ipc.session import Answer, Call, Piece, Result, Session
+from ipc.sync_client_calls import Calls, R
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-R = TypeVar("R", bound=Reply)
 
 
 class AnswerStream:
@@ -113,7 +83,7 @@ class AnswerStream:
         self._client._give_up(self._call)
 
 
-class Client:
+class Client(Calls):
     """A connection to a daemon; to its admin socket for what is marked "Admin".
 
     Connecting does not wait for the daemon: libzmq connects, and reconnects, by itself.
@@ -205,101 +175,10 @@ class Client:
         fields = {"messages": conversation(messages)} | sampling_fields(sampling)
         return self._stream(Chat, fields, timeout_s)
 
-    def cancel(self, target: str, *, timeout_s: float | None = None) -> None:
-        """End one of this client's requests; returns when the daemon has done so."""
-        self._ask(Cancel, {"target": target}, Ok, timeout_s)
-
     def cancel_all(self) -> None:
         """Give up every unfinished request of this client; does not wait for the daemon."""
         for call in self._session.open_calls:
             self._give_up(call)
-
-    def ping(self, *, timeout_s: float | None = None) -> Pong:
-        """Is the daemon alive?"""
-        return self._ask(Ping, {}, Pong, timeout_s)
-
-    def info(self) -> Info:
-        """What is served?"""
-        return self._ask(GetInfo, {}, Info)
-
-    def tokenize(
-        self, text: str | None = None, *, messages: Conversation | None = None
-    ) -> tuple[int, ...]:
-        """Token ids of a text or of a conversation."""
-        fields = content_fields(text=text, messages=messages)
-        return self._ask(Tokenize, fields, Tokenized).token_ids
-
-    def register(
-        self,
-        text: str | None = None,
-        *,
-        prompt_ids: Iterable[int] | None = None,
-        messages: Conversation | None = None,
-        timeout_s: float | None = None,
-    ) -> Registered:
-        """Compute a prefix once and keep it until `release`."""
-        fields = content_fields(text=text, prompt_ids=prompt_ids, messages=messages)
-        return self._ask(Register, fields, Registered, timeout_s)
-
-    def release(self, prefix_id: str) -> Released:
-        """Give up a registered prefix."""
-        return self._ask(Release, {"prefix_id": prefix_id}, Released)
-
-    def list(self, limit: int = 100, *, offset: int = 0, tenant: str | None = None) -> Listed:
-        """Admin: what the cache holds, from the entry number `offset` on, of one tenant or all."""
-        fields = {"limit": limit, "offset": offset, "tenant": tenant}
-        return self._ask(ListEntries, fields, Listed)
-
-    def evict(
-        self,
-        *,
-        max_blocks: int | None = None,
-        all: bool = False,
-        digest: str | None = None,
-        idle_s: float | None = None,
-        tenant: str | None = None,
-    ) -> Evicted:
-        """Admin: drop what nobody holds: some blocks, all, one prefix, or what is not used."""
-        what = {"max_blocks": max_blocks, "all": all, "digest": digest, "idle_s": idle_s}
-        return self._ask(Evict, what | {"tenant": tenant}, Evicted)
-
-    def pin(self, digest: str, ttl_s: float | None = None, *, tenant: str = "") -> Pinned:
-        """Admin: keep a cached prefix, until `unpin` or for `ttl_s` seconds."""
-        fields = {"digest": digest, "ttl_s": ttl_s, "tenant": tenant}
-        return self._ask(Pin, fields, Pinned)
-
-    def unpin(self, digest: str, *, tenant: str = "") -> Unpinned:
-        """Admin: give up a pin or a lease."""
-        return self._ask(Unpin, {"digest": digest, "tenant": tenant}, Unpinned)
-
-    def explain(
-        self,
-        prompt: str | None = None,
-        *,
-        prompt_ids: Iterable[int] | None = None,
-        messages: Conversation | None = None,
-        prefix_id: str | None = None,
-        tenant: str = "",
-        timeout_s: float | None = None,
-    ) -> Explained:
-        """Admin: what the cache would do for a prompt, without running it."""
-        fields = explain_fields(prompt, prompt_ids, messages, prefix_id, tenant)
-        return self._ask(Explain, fields, Explained, timeout_s)
-
-    def verify(
-        self, digest: str | None = None, *, first_block: int = 0, tenant: str | None = None
-    ) -> Verified:
-        """Admin: read a part of the cached KV once more, and drop what has changed.
-
-        To read all of it, ask again with the reply's `next_block` as `first_block`, until that is
-        None.
-        """
-        fields = {"digest": digest, "first_block": first_block, "tenant": tenant}
-        return self._ask(Verify, fields, Verified)
-
-    def stats(self) -> dict[str, Any]:
-        """Admin: counters and gauges."""
-        return self._ask(GetStats, {}, Stats).stats
 
     def _stream(
         self, kind: type[AnyRequest], fields: Mapping[str, Any], timeout_s: float | None
