@@ -30,10 +30,14 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 #: The largest integer that a JSON number carries exactly in every language (JavaScript's limit).
-MAX_SEED = 2**53 - 1
+MAX_SAFE_INTEGER = 2**53 - 1
+MAX_SEED = MAX_SAFE_INTEGER
 MAX_DEADLINE_MS = 86_400_000
 MAX_PRIORITY = 100
 MAX_LIST_LIMIT = 1000
+MAX_CREDIT = 1_000_000
+MIN_LEASE_MS = 1000
+MAX_LEASE_MS = 3_600_000
 #: The beginning of a digest that is taken for a name: 32 bits, so that a typing error finds none.
 MIN_DIGEST_CHARS = 8
 MAX_DIGEST_CHARS = 64
@@ -65,6 +69,15 @@ BiasKey = Annotated[str, Meta(pattern=TOKEN_ID_KEY_PATTERN)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Priority = Annotated[int, Meta(ge=0, le=MAX_PRIORITY)]
+CreditAmount = Annotated[int, Meta(ge=1, le=MAX_CREDIT)]
+LeaseMs = Annotated[int, Meta(ge=MIN_LEASE_MS, le=MAX_LEASE_MS)]
+PeriodS = Annotated[float, Meta(ge=0, le=MAX_PERIOD_S)]
+Count = Annotated[int, Meta(ge=0, le=MAX_SAFE_INTEGER)]
 
 Role = Literal["system", "user", "assistant", "tool"]
-FinishReason = Literal["stop", "length", "cancelled", "deadline"]
+#: Why an answer ends, as this daemon says it; a reply may hold a newer daemon's word.
+FinishReason = Literal[
+    "stop", "length", "cancelled", "deadline", "slow_reader", "lease_expired", "shutdown"
+]
+SortKey = Literal["used", "age", "size", "hits", "tokens"]
+KeptFilter = Literal["none", "any", "registered", "pinned", "leased"]

@@ -1,16 +1,15 @@
 """What the daemon answers, as types: one struct a message, its fields and their units.
 
 Pure data. Read leniently: fields that a newer daemon added are skipped. A field with a default is
-left out on the wire while it has that value.
+left out on the wire while it has that value. What only administrators are answered is in
+`admin_replies`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 
-from ipc.fields import FinishReason, MessageId, PrefixName
+from ipc.fields import MessageId, PrefixName
 
 
 class Reply(Struct, frozen=True, omit_defaults=True):
@@ -132,7 +131,9 @@ class Done(Reply, frozen=True, kw_only=True, tag="done"):
             the held-back rest (often empty) if it was.
         token_ids: the tokens that no `tokens` message carried.
         finish_reason: `stop` (end token, stop string or stop token), `length` (`max_tokens` or
-            the context's end), `cancelled`, `deadline`.
+            the context's end), `cancelled`, `deadline`, `slow_reader` (the client did not read, or
+            gave no credit, for too long), `lease_expired`, `shutdown` (the daemon stopped). Words
+            may be added.
         usage: token counts.
         timing: durations.
         stop: the stop string, or the text of the stop token, that ended the answer.
@@ -144,7 +145,7 @@ class Done(Reply, frozen=True, kw_only=True, tag="done"):
     index: int
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+    finish_reason: str
     usage: Usage
     timing: Timing
     stop: str | None = None
@@ -174,6 +175,29 @@ class Ok(Reply, frozen=True, tag="ok"):
     """The request was carried out and has nothing to report (`cancel`)."""
 
 
+class Opened(Reply, frozen=True, kw_only=True, tag="opened"):
+    """A session is open.
+
+    Attributes:
+        lease_ms: it ends when nothing comes for so long [milliseconds]; as asked for.
+        incarnation: as `pong.incarnation`.
+    """
+
+    lease_ms: int
+    incarnation: str
+
+
+class SessionClosed(Reply, frozen=True, kw_only=True, tag="closed"):
+    """Answer to `close`: the session is over.
+
+    Attributes:
+        num_cancelled: requests that were unfinished. Each gets its own last message, before or
+            after this one.
+    """
+
+    num_cancelled: int
+
+
 class Pong(Reply, frozen=True, kw_only=True, tag="pong"):
     """The daemon is alive.
 
@@ -184,11 +208,15 @@ class Pong(Reply, frozen=True, kw_only=True, tag="pong"):
             and the device is asked whether it works); `hung` (work on the device does not end:
             requests wait, and the daemon exits if it goes on); `lost` or `broken` (it exits).
             Words may be added.
+        incarnation: drawn when the daemon starts [16 hexadecimal digits]: if it differs from the
+            last one, the daemon has restarted, and knows nothing of earlier requests, sessions and
+            registrations. Empty: an older daemon.
     """
 
     version: str
     uptime_s: float
     state: str = "serving"
+    incarnation: str = ""
 
 
 class Info(Reply, frozen=True, kw_only=True, tag="info"):
@@ -204,6 +232,7 @@ class Info(Reply, frozen=True, kw_only=True, tag="info"):
         chat: whether the model has a chat template, so that `chat` works.
         limits: name → value of the limits in force, such as `max_message_bytes`.
         versions: name → version of protocol, daemon and libraries.
+        incarnation: as `pong.incarnation`.
     """
 
     model: str
@@ -215,6 +244,7 @@ class Info(Reply, frozen=True, kw_only=True, tag="info"):
     chat: bool
     limits: dict[str, int]
     versions: dict[str, str]
+    incarnation: str = ""
 
 
 class Tokenized(Reply, frozen=True, kw_only=True, tag="tokenized"):
@@ -251,163 +281,3 @@ class Released(Reply, frozen=True, kw_only=True, tag="released"):
     """
 
     prefix_id: PrefixName
-
-
-class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One prefix in the cache: a chain of blocks from the first token on.
-
-    Attributes:
-        digest: its name [hexadecimal]; `pin`, `unpin` and `evict` take it, or its beginning. Empty
-            for a registration of which nothing is kept.
-        num_tokens: its length [tokens].
-        num_blocks: blocks it occupies, shared ones included.
-        num_bytes: device memory of those blocks [bytes].
-        hits: how often a request reused it or a beginning of it.
-        age_s: since it was first committed [seconds].
-        idle_s: since it was last used [seconds].
-        in_use: a live request holds it; `kept` tells of other holds.
-        prefix_id: its name if it is registered.
-        tenant: whose it is; empty is the default tenant.
-        kept: why it is not evicted: `registered`, `pinned` or `leased`; empty: it may be. What is
-            kept for several reasons is listed once for each.
-        expires_in_s: when the lease ends [seconds], if it is `leased`.
-        priority: when room is needed, what has less goes first [0 to 100].
-    """
-
-    digest: str
-    num_tokens: int
-    num_blocks: int
-    num_bytes: int
-    hits: int
-    age_s: float
-    idle_s: float
-    in_use: bool
-    prefix_id: PrefixName | None = None
-    tenant: str = ""
-    kept: str = ""
-    expires_in_s: float | None = None
-    priority: int = 50
-
-
-class Listed(Reply, frozen=True, kw_only=True, tag="listed"):
-    """Answer to `list`.
-
-    Attributes:
-        entries: most recently used first, at most `limit`, after the first `offset`.
-        total: how many there are in all.
-    """
-
-    entries: tuple[Entry, ...]
-    total: int
-
-
-class Evicted(Reply, frozen=True, kw_only=True, tag="evicted"):
-    """Answer to `evict`.
-
-    Attributes:
-        num_blocks: blocks dropped.
-        num_bytes: pool memory that became free [bytes].
-        in_use_blocks: blocks that stayed because a live request holds them, or because they are
-            kept; unlike in an entry's `in_use`, kept ones count here.
-    """
-
-    num_blocks: int
-    num_bytes: int
-    in_use_blocks: int
-
-
-class Pinned(Reply, frozen=True, kw_only=True, tag="pinned"):
-    """A prefix is kept.
-
-    Attributes:
-        digest: its name, in full [hexadecimal].
-        num_tokens: its length [tokens].
-        num_blocks: blocks that are kept.
-        num_bytes: device memory of those blocks [bytes].
-        expires_in_s: when the lease ends [seconds]; absent: it is kept until `unpin`.
-    """
-
-    digest: str
-    num_tokens: int
-    num_blocks: int
-    num_bytes: int
-    expires_in_s: float | None = None
-
-
-class Unpinned(Reply, frozen=True, kw_only=True, tag="unpinned"):
-    """A pin or a lease is given up; the prefix may be evicted from now on.
-
-    Attributes:
-        digest: its name, in full [hexadecimal].
-    """
-
-    digest: str
-
-
-class Explained(Reply, frozen=True, kw_only=True, tag="explained"):
-    """Answer to `explain`: what would be true if the prompt came now.
-
-    Attributes:
-        prompt_tokens: tokens of the prompt, a registered prefix before it included.
-        cached_tokens: those of them whose KV would come from the cache.
-        cache: why so many, and not more.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-    cache: CacheReport
-
-
-class Verified(Reply, frozen=True, kw_only=True, tag="verified"):
-    """Answer to `verify`: what was read, and what was found.
-
-    Attributes:
-        num_blocks: blocks read; those that left the cache meanwhile do not count.
-        num_bytes: KV read [bytes].
-        num_new: those of the blocks that were read for the first time: nothing to compare with.
-        num_changed: those that do not hold what they held the first time.
-        num_not_finite: those that hold something that is no finite number.
-        dropped_blocks: blocks that left the cache: those of the last two kinds, and what was, or
-            may have been, computed or copied from them.
-        in_use_blocks: those of the dropped ones that live requests hold, or that are kept.
-        next_block: `first_block` of the request that goes on; absent: nothing is left to read.
-    """
-
-    num_blocks: int
-    num_bytes: int
-    num_new: int
-    num_changed: int
-    num_not_finite: int
-    dropped_blocks: int
-    in_use_blocks: int
-    next_block: int | None = None
-
-
-class Stats(Reply, frozen=True, kw_only=True, tag="stats"):
-    """Answer to `stats`.
-
-    Attributes:
-        stats: section → name → value; names may be added at any time.
-    """
-
-    stats: dict[str, Any]
-
-
-AnyReply = (
-    Tokens
-    | Done
-    | Error
-    | Ok
-    | Pong
-    | Info
-    | Tokenized
-    | Registered
-    | Released
-    | Listed
-    | Evicted
-    | Pinned
-    | Unpinned
-    | Explained
-    | Verified
-    | Stats
-)

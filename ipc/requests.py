@@ -1,24 +1,22 @@
-"""What a client can ask, as types: one struct a message, its fields, their units and limits.
+"""What any client can ask, as types: one struct a message, its fields, their units and limits.
 
 Pure data. Read strictly: a field nobody knows is refused, so that a typing error is never silently
-ignored, and so is anything that could change an answer unseen.
+ignored, and so is anything that could change an answer unseen. What only administrators can ask
+is in `admin_requests`.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
+from ipc.checks import check_finite, check_one_of
 from ipc.fields import (
     MAX_CHAT_MESSAGES,
     MAX_DEADLINE_MS,
-    MAX_LIST_LIMIT,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
-    MAX_PERIOD_S,
     MAX_SEED,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -27,14 +25,14 @@ from ipc.fields import (
     PROTOCOL_VERSION,
     Bias,
     BiasKey,
-    DigestRef,
+    CreditAmount,
     Id,
+    LeaseMs,
     Penalty,
     PrefixRef,
     Priority,
     Role,
     StopString,
-    TenantRef,
     TokenId,
     TokenIds,
 )
@@ -99,6 +97,8 @@ class AnswerRequest(Request, frozen=True, kw_only=True):
         use_cache: whether what is cached is reused, and what this request computes left behind.
         cache_priority: how much what this request leaves in the cache is worth [0 to 100]; when
             room is needed, what has less goes first.
+        credit: how many `tokens` messages may come before more is granted by `credit` [1 to
+            1000000 messages]; absent: as many as there are. Of no effect without `stream`.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
@@ -119,15 +119,16 @@ class AnswerRequest(Request, frozen=True, kw_only=True):
     deadline_ms: Annotated[int, Meta(ge=1, le=MAX_DEADLINE_MS)] | None = None
     use_cache: bool = True
     cache_priority: Priority = 50
+    credit: CreditAmount | None = None
 
     def __post_init__(self) -> None:
         """Check what one field alone cannot show."""
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            _check_finite(name, getattr(self, name))
+            check_finite(name, getattr(self, name))
         for name in ("presence_penalty", "frequency_penalty"):
-            _check_finite(name, getattr(self, name))
+            check_finite(name, getattr(self, name))
         for value in self.logit_bias.values():
-            _check_finite("logit_bias", value)
+            check_finite("logit_bias", value)
 
 
 class Generate(AnswerRequest, frozen=True, kw_only=True, tag="generate"):
@@ -146,7 +147,7 @@ class Generate(AnswerRequest, frozen=True, kw_only=True, tag="generate"):
     def __post_init__(self) -> None:
         """Check what one field alone cannot show."""
         super().__post_init__()
-        _check_one_of(self, "prompt", "prompt_ids")
+        check_one_of(self, "prompt", "prompt_ids")
 
 
 class Chat(AnswerRequest, frozen=True, kw_only=True, tag="chat"):
@@ -170,6 +171,41 @@ class Cancel(Request, frozen=True, kw_only=True, tag="cancel"):
     target: Id
 
 
+class Credit(Request, frozen=True, kw_only=True, tag="credit"):
+    """Let a streamed answer go on; not answered, unless it is refused.
+
+    Attributes:
+        target: the `id` of the answer. If it has ended, or was begun without credit, nothing
+            happens.
+        credit: how many more `tokens` messages may come [1 to 1000000 messages]; added to what is
+            left.
+    """
+
+    target: Id
+    credit: CreditAmount
+
+
+class OpenSession(Request, frozen=True, kw_only=True, tag="open"):
+    """Promise to be heard of again within a time; answered by `opened`.
+
+    Every message of the connection renews the promise. If none comes in time, its unfinished
+    requests are cancelled, with the `finish_reason` "lease_expired", and the session is over.
+    Again on the same connection: the new time counts from now on.
+
+    Attributes:
+        lease_ms: the time [1000 to 3600000 milliseconds].
+    """
+
+    lease_ms: LeaseMs
+
+
+class CloseSession(Request, frozen=True, tag="close"):
+    """Good-bye: cancel all unfinished requests of this connection; answered by `closed`.
+
+    A session ends with it, but it may be sent without one.
+    """
+
+
 class Ping(Request, frozen=True, tag="ping"):
     """Is the daemon alive? Answered by `pong`."""
 
@@ -191,7 +227,7 @@ class Tokenize(Request, frozen=True, kw_only=True, tag="tokenize"):
 
     def __post_init__(self) -> None:
         """Check what one field alone cannot show."""
-        _check_one_of(self, "text", "messages")
+        check_one_of(self, "text", "messages")
 
 
 class Register(Request, frozen=True, kw_only=True, tag="register"):
@@ -209,7 +245,7 @@ class Register(Request, frozen=True, kw_only=True, tag="register"):
 
     def __post_init__(self) -> None:
         """Check what one field alone cannot show."""
-        _check_one_of(self, "text", "prompt_ids", "messages")
+        check_one_of(self, "text", "prompt_ids", "messages")
 
 
 class Release(Request, frozen=True, kw_only=True, tag="release"):
@@ -220,177 +256,3 @@ class Release(Request, frozen=True, kw_only=True, tag="release"):
     """
 
     prefix_id: PrefixRef
-
-
-class ListEntries(Request, frozen=True, kw_only=True, tag="list"):
-    """Admin: what the cache holds; answered by `listed`.
-
-    Attributes:
-        limit: entries at the most [1 to 1000].
-        offset: entries to skip [0 to 2³¹−1].
-        tenant: only those of this tenant [at most 64 visible ASCII characters]; empty is the
-            default tenant, absent: of all.
-    """
-
-    limit: Annotated[int, Meta(ge=1, le=MAX_LIST_LIMIT)] = 100
-    offset: Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] = 0
-    tenant: TenantRef | None = None
-
-
-class Evict(Request, frozen=True, kw_only=True, tag="evict"):
-    """Admin: drop cached blocks; answered by `evicted`.
-
-    What a live request holds, or what is kept (registered, pinned, leased), stays.
-
-    Attributes:
-        max_blocks: so many blocks at the most, next to be evicted first [1 to 2³¹−1].
-        all: every block.
-        digest: the prefix with this digest, or the only one whose digest begins so [8 to 64
-            lower-case hexadecimal digits], and all that goes on from it; blocks that other
-            prefixes share stay.
-        idle_s: every prefix that was not used for this long [0 to 31536000 seconds]. Exactly one
-            of the four is given.
-        tenant: only of this tenant [at most 64 visible ASCII characters]; empty is the default
-            tenant, absent: of all.
-    """
-
-    max_blocks: Annotated[int, Meta(ge=1, le=MAX_TOKEN_ID)] | None = None
-    all: bool = False
-    digest: DigestRef | None = None
-    idle_s: Annotated[float, Meta(ge=0, le=MAX_PERIOD_S)] | None = None
-    tenant: TenantRef | None = None
-
-    def __post_init__(self) -> None:
-        """Check what one field alone cannot show."""
-        _check_one_of(self, "max_blocks", "all", "digest", "idle_s")
-        _check_finite("idle_s", self.idle_s)
-
-
-class Pin(Request, frozen=True, kw_only=True, tag="pin"):
-    """Admin: keep a cached prefix, until `unpin` or for a time; answered by `pinned`.
-
-    Attributes:
-        digest: of the prefix, or the beginning of it that no other has [8 to 64 lower-case
-            hexadecimal digits]; `list` tells it.
-        ttl_s: for how long [above 0, to 31536000 seconds]; absent: until `unpin`.
-        tenant: whose prefix [at most 64 visible ASCII characters]; empty is the default tenant.
-    """
-
-    digest: DigestRef
-    ttl_s: Annotated[float, Meta(gt=0, le=MAX_PERIOD_S)] | None = None
-    tenant: TenantRef = ""
-
-    def __post_init__(self) -> None:
-        """Check what one field alone cannot show."""
-        _check_finite("ttl_s", self.ttl_s)
-
-
-class Unpin(Request, frozen=True, kw_only=True, tag="unpin"):
-    """Admin: give up a pin or a lease; answered by `unpinned`.
-
-    Attributes:
-        digest: as `pin.digest`.
-        tenant: as `pin.tenant`.
-    """
-
-    digest: DigestRef
-    tenant: TenantRef = ""
-
-
-class Explain(Request, frozen=True, kw_only=True, tag="explain"):
-    """Admin: what the cache would do for a prompt, without running it; answered by `explained`.
-
-    Attributes:
-        prompt: as `generate.prompt`.
-        prompt_ids: as `generate.prompt_ids`.
-        messages: as `chat.messages`. Exactly one of the three is given.
-        prefix_id: as `generate.prefix_id`; not with `messages`.
-        tenant: in whose cache [at most 64 visible ASCII characters]; empty is the default tenant.
-    """
-
-    prompt: str | None = None
-    prompt_ids: TokenIds | None = None
-    messages: ChatMessages | None = None
-    prefix_id: PrefixRef | None = None
-    tenant: TenantRef = ""
-
-    def __post_init__(self) -> None:
-        """Check what one field alone cannot show."""
-        _check_one_of(self, "prompt", "prompt_ids", "messages")
-        if self.messages is not None and self.prefix_id is not None:
-            raise ValueError("`prefix_id` cannot be given together with `messages`")
-
-
-class Verify(Request, frozen=True, kw_only=True, tag="verify"):
-    """Admin: read cached KV from the device once more and compare; answered by `verified`.
-
-    A block whose KV has changed leaves the cache, with all that was computed from it. One request
-    reads a part, for about a second; `verified.next_block` says where the next one is to go on.
-
-    Attributes:
-        digest: only the blocks of this prefix, or of the only one whose digest begins so [8 to 64
-            lower-case hexadecimal digits]; absent: all.
-        first_block: leave out the blocks of the pool before this number [0 to 2³¹−1].
-        tenant: only of this tenant [at most 64 visible ASCII characters]; empty is the default
-            tenant, absent: of all.
-    """
-
-    digest: DigestRef | None = None
-    first_block: Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] = 0
-    tenant: TenantRef | None = None
-
-
-class GetStats(Request, frozen=True, tag="stats"):
-    """Admin: counters and gauges; answered by `stats`."""
-
-
-AnyRequest = (
-    Generate
-    | Chat
-    | Cancel
-    | Ping
-    | GetInfo
-    | Tokenize
-    | Register
-    | Release
-    | ListEntries
-    | Evict
-    | Pin
-    | Unpin
-    | Explain
-    | Verify
-    | GetStats
-)
-
-#: The messages that only the admin socket accepts.
-ADMIN_REQUESTS: tuple[type[Request], ...] = (
-    ListEntries,
-    Evict,
-    Pin,
-    Unpin,
-    Explain,
-    Verify,
-    GetStats,
-)
-
-
-def without_stream(request: AnyRequest) -> AnyRequest:
-    """The same request, to be answered by one message (what a REQ client can receive)."""
-    if isinstance(request, AnswerRequest) and request.stream:
-        return msgspec.structs.replace(request, stream=False)
-    return request
-
-
-def _check_finite(name: str, value: float | None) -> None:
-    """Refuse NaN, which msgpack can carry and for which no range check is defined."""
-    if value is not None and not math.isfinite(value):
-        raise ValueError(f"`{name}` must be a finite number, got {value}")
-
-
-def _check_one_of(message: Struct, *names: str) -> None:
-    values = [(name, getattr(message, name)) for name in names]
-    given = [name for name, value in values if value is not None and value is not False]
-    if len(given) != 1:
-        listed = ", ".join(f"`{name}`" for name in names[:-1]) + f" and `{names[-1]}`"
-        found = " and ".join(f"`{name}`" for name in given) if given else "none"
-        raise ValueError(f"exactly one of {listed} must be given, got {found}")

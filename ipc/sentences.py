@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 from typing import Any, get_args
 
-from ipc.fields import DIGEST_PATTERN, ID_PATTERN, TENANT_PATTERN, TOKEN_ID_KEY_PATTERN, Role
+from ipc.fields import (
+    DIGEST_PATTERN,
+    ID_PATTERN,
+    TENANT_PATTERN,
+    TOKEN_ID_KEY_PATTERN,
+    KeptFilter,
+    Role,
+    SortKey,
+)
 
 _MAX_SHOWN_CHARS = 40
 
@@ -33,6 +41,9 @@ _PATTERN_WORDS = {
     DIGEST_PATTERN: "lower-case hexadecimal digits",
     TOKEN_ID_KEY_PATTERN: "a token id in decimal",
 }
+
+#: What a field of a few words may hold.
+_CHOICES = {"role": Role, "sort": SortKey, "kept": KeptFilter}
 
 _AT = re.compile(r" - at `(?P<key>key` in `)?\$(?P<path>[^`]*)`\Z")
 _STEP = re.compile(r"\.(?P<name>[^.\[\]]+)|\[(?P<index>\d+)\]|(?P<unknown>\[\.\.\.\])")
@@ -62,6 +73,8 @@ def explain(text: str, content: object) -> str:
         return f"`{_join(name, match['name'])}`: missing"
     if match := _UNKNOWN.match(problem):
         return f"`{_join(name, _short(match['name']))}`: there is no such field in this message"
+    if match := _CHOICE.match(problem):
+        return _choice_sentence(name, match["value"])
     sentence = _expectation(problem, value)
     if sentence is None:
         return f"`{name}`: {problem}" if name else problem
@@ -87,14 +100,17 @@ def _expectation(problem: str, value: object) -> str | None:
     if match := _PATTERN.match(problem):
         pattern = match["pattern"].replace("\\\\", "\\")
         return f"expected {_PATTERN_WORDS.get(pattern, pattern)}{_got(value)}"
-    if match := _CHOICE.match(problem):
-        return f"expected one of {', '.join(get_args(Role))}, got {show(match['value'])}"
     if match := _TYPE.match(problem):
         got = _got(value)
         if not got and match["got"]:
             got = f", got {_words(match['got'])}"
         return f"expected {_words(match['types'])}{got}"
     return None
+
+
+def _choice_sentence(name: str, value: str) -> str:
+    words = ", ".join(get_args(_CHOICES[name.rpartition(".")[2]]))
+    return f"`{name}`: expected one of {words}, got {show(value)}"
 
 
 def _length_sentence(kind: str, operator: str, limit: int, value: object) -> str:

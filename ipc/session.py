@@ -20,7 +20,6 @@ from ipc.messages import (
     Cancel,
     Done,
     Error,
-    FinishReason,
     Logprobs,
     MessageId,
     Timing,
@@ -63,7 +62,7 @@ class Result:
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+    finish_reason: str
     stop: str | None
     usage: Usage
     timing: Timing

@@ -156,6 +156,17 @@ class Service:
                 return self._facts.pong(message.id)
             case wire.GetInfo():
                 return self._facts.info(message.id, TenantName(client.tenant))
+            case (
+                wire.Credit()
+                | wire.OpenSession()
+                | wire.CloseSession()
+                | wire.Show()
+                | wire.Drain()
+                | wire.Resume()
+                | wire.Reload()
+                | wire.GetConfig()
+            ):
+                raise InvalidRequest(f"`{wire.type_name(message)}` is not served by this daemon")
             case _:
                 return self._admin.answer(message)
 

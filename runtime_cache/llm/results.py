@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ipc import session
-from ipc.messages import CacheReport, Done, Error, FinishReason, Logprobs, Registered, Timing, Usage
+from ipc.messages import CacheReport, Done, Error, Logprobs, Registered, Timing, Usage
 from runtime_cache.errors import AclError, DeviceError, RequestError, RuntimeCacheError
 
 
@@ -29,7 +29,7 @@ class Result(str):
     __slots__ = ("cache", "finish_reason", "logprobs", "stop", "timing", "token_ids", "usage")
 
     token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+    finish_reason: str
     stop: str | None
     usage: Usage
     cache: CacheReport | None

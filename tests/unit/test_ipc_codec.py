@@ -180,20 +180,33 @@ def test_wide_msgpack_maps_are_fine(head: bytes) -> None:
             in_json(type="evict", id="q"),
             "invalid_request",
             "q",
-            "exactly one of `max_blocks`, `all`, `digest` and `idle_s` must be given, got none",
+            "exactly one of `max_blocks`, `max_bytes`, `all`, `digest`, `idle_s` and `age_s` must "
+            "be given, got none",
         ),
         (
             in_json(type="evict", id="q", idle_s=0, all=True),
             "invalid_request",
             "q",
-            "exactly one of `max_blocks`, `all`, `digest` and `idle_s` must be given, "
-            "got `all` and `idle_s`",
+            "exactly one of `max_blocks`, `max_bytes`, `all`, `digest`, `idle_s` and `age_s` must "
+            "be given, got `all` and `idle_s`",
         ),
         (
             in_json(type="pin", id="q", digest="5E884898"),
             "invalid_request",
             "q",
             '`digest`: expected lower-case hexadecimal digits, got "5E884898"',
+        ),
+        (
+            in_json(type="list", id="q", sort="name"),
+            "invalid_request",
+            "q",
+            '`sort`: expected one of used, age, size, hits, tokens, got "name"',
+        ),
+        (
+            in_json(type="list", id="q", kept="all"),
+            "invalid_request",
+            "q",
+            '`kept`: expected one of none, any, registered, pinned, leased, got "all"',
         ),
         (
             in_json(type="pin", id="q", digest="5e88489"),

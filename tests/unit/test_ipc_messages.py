@@ -71,6 +71,7 @@ def is_accepted(message: dict[str, Any]) -> bool:
         ("stream", [True, False], ["true"]),
         ("use_cache", [True, False], [0, 1, None, "false"]),
         ("cache_priority", [0, 100], [-1, 101, 50.0, None, "50"]),
+        ("credit", [1, 1_000_000, None], [0, -1, 1_000_001, 1.0, "1", True]),
         ("stop", [[], ["x"] * 16, ["x" * 256]], [["x"] * 17, [""], ["x" * 257], "x", [1]]),
         ("stop_token_ids", [[], [0] * 256, [2**31 - 1]], [[0] * 257, [-1], [2**31]]),
         ("prefix_id", ["x", "x" * 128, None], ["", "x" * 129, "a b", "a\n"]),
@@ -95,6 +96,9 @@ TENANTS = ["", "a", "~" * 64]
 BAD_TENANTS = ["a" * 65, "a b", "é", "a\n", 1]
 PERIODS = [5e-324, 1, 31_536_000]
 BAD_PERIODS = [-1, -0.001, 31_536_000.1, math.inf, math.nan, "1", True]
+COUNTS = [0, 2**53 - 1, None]
+BAD_COUNTS = [-1, 2**53, 1.0, "1", True]
+KEPT = ["none", "any", "registered", "pinned", "leased"]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +107,21 @@ BAD_PERIODS = [-1, -0.001, 31_536_000.1, math.inf, math.nan, "1", True]
         ({"type": "list"}, "limit", [1, 1000], [0, 1001, None]),
         ({"type": "list"}, "offset", [0, 2**31 - 1], [-1, 2**31, None, 1.5]),
         ({"type": "list"}, "tenant", [*TENANTS, None], BAD_TENANTS),
+        ({"type": "list"}, "sort", ["used", "age", "size", "hits", "tokens"], ["", "Used", None]),
+        ({"type": "list"}, "reverse", [True, False], [None, 0, "true"]),
+        ({"type": "list"}, "min_age_s", [0, None, *PERIODS], BAD_PERIODS),
+        ({"type": "list"}, "min_idle_s", [0, None, *PERIODS], BAD_PERIODS),
+        ({"type": "list"}, "min_bytes", COUNTS, BAD_COUNTS),
+        ({"type": "list"}, "min_hits", COUNTS, BAD_COUNTS),
+        ({"type": "list"}, "max_hits", COUNTS, BAD_COUNTS),
+        ({"type": "list"}, "kept", [*KEPT, None], ["", "all", True]),
+        ({"type": "show"}, "digest", DIGESTS, [*BAD_DIGESTS, None]),
+        ({"type": "show"}, "prefix_id", ["x", "x" * 128], ["", "x" * 129, "a b", None]),
+        ({"type": "show", "digest": "0" * 8}, "tenant", TENANTS, [*BAD_TENANTS, None]),
+        ({"type": "show", "digest": "0" * 8}, "with_text", [True, False], [None, 1]),
+        ({"type": "evict"}, "max_bytes", [1, 2**53 - 1], [0, 2**53, None]),
+        ({"type": "evict"}, "age_s", [0, *PERIODS], [*BAD_PERIODS, None]),
+        ({"type": "evict", "all": True}, "dry_run", [True, False], [None, 1]),
         ({"type": "evict"}, "max_blocks", [1, 2**31 - 1], [0, 2**31]),
         ({"type": "evict"}, "all", [True], [False, None, 1]),
         ({"type": "evict"}, "digest", DIGESTS, [*BAD_DIGESTS, None]),
@@ -124,6 +143,24 @@ BAD_PERIODS = [-1, -0.001, 31_536_000.1, math.inf, math.nan, "1", True]
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_a_field_of_an_operator_is_accepted_up_to_its_limits_and_not_beyond(
+    message: dict[str, Any], name: str, good: list[object], bad: list[object]
+) -> None:
+    message = {"id": "a"} | message
+    assert [value for value in good if not is_accepted(message | {name: value})] == []
+    assert [value for value in bad if is_accepted(message | {name: value})] == []
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "good", "bad"),
+    [
+        ({"type": "open"}, "lease_ms", [1000, 3_600_000], [999, 3_600_001, None, 1000.0]),
+        ({"type": "credit", "target": "t"}, "credit", [1, 1_000_000], [0, 1_000_001, None, 1.0]),
+        ({"type": "credit", "credit": 1}, "target", ["x" * 64], ["", "x" * 65, None]),
+        ({"type": "cancel"}, "target", ["x" * 64], ["", "x" * 65, None]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_field_of_a_session_is_accepted_up_to_its_limits_and_not_beyond(
     message: dict[str, Any], name: str, good: list[object], bad: list[object]
 ) -> None:
     message = {"id": "a"} | message
@@ -196,6 +233,16 @@ def test_prompts_may_be_token_ids(num_ids: int) -> None:
         {"type": "evict", "max_blocks": 1, "all": True},
         {"type": "evict", "idle_s": 0, "digest": "0" * 8},
         {"type": "evict", "tenant": "a"},
+        {"type": "evict", "max_bytes": 1, "age_s": 1},
+        {"type": "show"},
+        {"type": "show", "digest": "0" * 8, "prefix_id": "p-1"},
+        {"type": "open"},
+        {"type": "close", "lease_ms": 1000},
+        {"type": "credit", "target": "t"},
+        {"type": "drain", "tenant": ""},
+        {"type": "resume", "tenant": ""},
+        {"type": "reload", "path": "rtcached.toml"},
+        {"type": "config", "path": "log"},
         {"type": "pin"},
         {"type": "pin", "ttl_s": 1},
         {"type": "unpin"},
@@ -233,6 +280,7 @@ def test_the_requests_that_name_a_tenant_are_those_of_administrators() -> None:
     named = {request for request in REQUESTS if "tenant" in request.__struct_fields__}
     assert named == {
         messages.ListEntries,
+        messages.Show,
         messages.Evict,
         messages.Pin,
         messages.Unpin,
@@ -348,6 +396,10 @@ def test_a_reason_that_a_newer_daemon_gives_is_read() -> None:
     reply = decode_reply(json.dumps(newer | {"cache": {"reason": "moon"}}).encode())
     assert isinstance(reply, messages.Explained)
     assert reply.cache == messages.CacheReport("moon")
+    done = json.loads((GOLDEN / "reply.done.1.json").read_bytes()) | {"finish_reason": "bored"}
+    reply = decode_reply(json.dumps(done).encode())
+    assert isinstance(reply, messages.Done)
+    assert reply.finish_reason == "bored"
 
 
 # --- PROTOCOL.md --------------------------------------------------------------------------------
@@ -436,6 +488,8 @@ def test_the_protocol_page_describes_every_reply_with_all_fields() -> None:
         ("position", messages.Logprobs),
         ("candidate", messages.TopToken),
         ("entry", messages.Entry),
+        ("block", messages.BlockEntry),
+        ("option", messages.ConfigOption),
     ],
 )
 def test_the_protocol_page_describes_every_part(title: str, part: type[msgspec.Struct]) -> None:
