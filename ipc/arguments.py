@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from ipc.fields import KeptFilter, SortKey
 from ipc.messages import ChatMessage
 
 
@@ -31,6 +32,30 @@ class SamplingOptions(TypedDict, total=False):
     deadline_ms: int
     use_cache: bool
     cache_priority: int
+
+
+class ListFilters(TypedDict, total=False):
+    """Keyword arguments of `list`; `messages.ListEntries` says what they mean."""
+
+    sort: SortKey
+    reverse: bool
+    min_age_s: float
+    min_idle_s: float
+    min_bytes: int
+    min_hits: int
+    max_hits: int
+    kept: KeptFilter
+
+
+class EvictChoice(TypedDict, total=False):
+    """Keyword arguments of `evict`, of which exactly one is given; `messages.Evict` has more."""
+
+    max_blocks: int
+    max_bytes: int
+    all: bool
+    digest: str
+    idle_s: float
+    age_s: float
 
 
 #: A conversation as callers write it.

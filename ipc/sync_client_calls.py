@@ -7,16 +7,26 @@ What is marked "Admin" is answered on the administrators' socket only. Each rais
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ipc.arguments import Conversation, content_fields, explain_fields
+from ipc.arguments import (
+    Conversation,
+    EvictChoice,
+    ListFilters,
+    content_fields,
+    explain_fields,
+)
 from ipc.messages import (
     AnyRequest,
     Cancel,
+    Configured,
+    Drain,
+    Draining,
     Evict,
     Evicted,
     Explain,
     Explained,
+    GetConfig,
     GetInfo,
     GetStats,
     Info,
@@ -31,7 +41,13 @@ from ipc.messages import (
     Registered,
     Release,
     Released,
+    Reload,
+    Reloaded,
     Reply,
+    Resume,
+    Resumed,
+    Show,
+    Shown,
     Stats,
     Tokenize,
     Tokenized,
@@ -40,6 +56,9 @@ from ipc.messages import (
     Verified,
     Verify,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 R = TypeVar("R", bound=Reply)
 
@@ -103,24 +122,51 @@ class Calls:
         offset: int = 0,
         tenant: str | None = None,
         timeout_s: float | None = None,
+        **filters: Unpack[ListFilters],
     ) -> Listed:
-        """Admin: what the cache holds, from the entry number `offset` on, of one tenant or all."""
-        fields = {"limit": limit, "offset": offset, "tenant": tenant}
+        """Admin: what the cache holds, from the entry number `offset` on, of one tenant or all.
+
+        Args:
+            limit: entries at the most.
+            offset: entries to skip.
+            tenant: only those of this tenant.
+            timeout_s: instead of the client's own.
+            **filters: order and choice; see `messages.ListEntries`.
+        """
+        fields = {"limit": limit, "offset": offset, "tenant": tenant, **filters}
         return self._ask(ListEntries, fields, Listed, timeout_s)
+
+    def show(
+        self,
+        digest: str | None = None,
+        *,
+        prefix_id: str | None = None,
+        tenant: str = "",
+        with_text: bool = False,
+        timeout_s: float | None = None,
+    ) -> Shown:
+        """Admin: one cached prefix, block by block."""
+        which = {"digest": digest, "prefix_id": prefix_id, "tenant": tenant}
+        return self._ask(Show, which | {"with_text": with_text}, Shown, timeout_s)
 
     def evict(
         self,
         *,
-        max_blocks: int | None = None,
-        all: bool = False,
-        digest: str | None = None,
-        idle_s: float | None = None,
         tenant: str | None = None,
+        dry_run: bool = False,
         timeout_s: float | None = None,
+        **what: Unpack[EvictChoice],
     ) -> Evicted:
-        """Admin: drop what nobody holds: some blocks, all, one prefix, or what is not used."""
-        what = {"max_blocks": max_blocks, "all": all, "digest": digest, "idle_s": idle_s}
-        return self._ask(Evict, what | {"tenant": tenant}, Evicted, timeout_s)
+        """Admin: drop what nobody holds.
+
+        Args:
+            tenant: only of this tenant.
+            dry_run: only tell what would go.
+            timeout_s: instead of the client's own.
+            **what: exactly one field of `messages.Evict`.
+        """
+        fields = {**what, "tenant": tenant, "dry_run": dry_run}
+        return self._ask(Evict, fields, Evicted, timeout_s)
 
     def pin(
         self,
@@ -171,3 +217,19 @@ class Calls:
     def stats(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Admin: counters and gauges."""
         return self._ask(GetStats, {}, Stats, timeout_s).stats
+
+    def drain(self, *, timeout_s: float | None = None) -> Draining:
+        """Admin: take no new work until `resume`; the daemon stays up."""
+        return self._ask(Drain, {}, Draining, timeout_s)
+
+    def resume(self, *, timeout_s: float | None = None) -> Resumed:
+        """Admin: take new work again."""
+        return self._ask(Resume, {}, Resumed, timeout_s)
+
+    def reload(self, *, timeout_s: float | None = None) -> Reloaded:
+        """Admin: read configuration and keys again."""
+        return self._ask(Reload, {}, Reloaded, timeout_s)
+
+    def config(self, *, timeout_s: float | None = None) -> Configured:
+        """Admin: the options in force, and where each came from."""
+        return self._ask(GetConfig, {}, Configured, timeout_s)
