@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from runtime_cache.cache.ages import BlockAges
 from runtime_cache.cache.block_pool import BlockPool
 from runtime_cache.cache.block_table import BlockCopy, BlockTable
 from runtime_cache.cache.hashing import HashChain, next_digest
@@ -46,6 +47,7 @@ class CacheManager:
         root: where the hash chains of new requests start.
         policy: see `CachePolicy`.
         counters: see `CacheCounters`.
+        ages: see `BlockAges`.
         now_s: the time of the event in work; set by the engine.
         pool, index, keeps: for reading.
     """
@@ -77,6 +79,7 @@ class CacheManager:
         self.root = root
         self.policy = policy
         self.counters = CacheCounters()
+        self.ages = BlockAges()
         self.now_s = 0.0
         self.pool = BlockPool(blocks)
         self.index = PrefixIndex(policy.eviction, len(blocks))
@@ -398,7 +401,9 @@ class CacheManager:
         last = match.source or (match.nodes[-1] if match.nodes else None)
         if last is not None:
             counters.reuses += 1
-            counters.reuse_gap_s += self.now_s - last.last_used_s
+            gap_s = self.now_s - last.last_used_s
+            counters.reuse_gap_s += gap_s
+            self.ages.reuse_gap.observe(gap_s)
 
     def _take_match(self, table: BlockTable, match: Match, *, is_retry: bool) -> None:
         table.num_hit_tokens = match.num_tokens
@@ -551,6 +556,7 @@ class CacheManager:
         counters.evicted_by[reason] += 1
         counters.evicted_unused_blocks += node.num_hits == 0
         counters.evicted_idle_s += self.now_s - node.last_used_s
+        self.ages.note_eviction(node, self.now_s)
         self._evicted.add(node)
         self._remove(node)
 

@@ -22,6 +22,7 @@ from itertools import chain
 
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.gears import GearTable, Role
+from runtime_cache.engine.latency import Latencies
 from runtime_cache.engine.sequence import Sequence
 from runtime_cache.engine.waiting import WaitingQueue
 from runtime_cache.ids import StepId, TenantName
@@ -59,6 +60,7 @@ class Scheduler:
         running: admitted, in order of admission.
         num_preemptions: so far.
         requests_by_reason: what the cache did, by tenant; a request counts once.
+        latencies: how long requests wait and steps take; the rest of it is written by the engine.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.requests_by_reason = {tenant: Counter[str]() for tenant in queues}
+        self.latencies = Latencies(queues)
         self._queues = queues
         self._gears = gears
         self._max_running = max_running
@@ -286,6 +289,7 @@ class Scheduler:
         gear = self._gears.pick(role, batch=len(sequences), chunk=chunk, past=past)
         self._last_step = step_id = StepId(self._last_step + 1)
         self._last_role = role
+        self.latencies.note_launch(sequences, now_s)
         rows = tuple(sequence.launch(step_id, chunk, now_s) for sequence in sequences)
         return Step(StepBatch(step_id, role, gear, rows), tuple(sequences))
 

@@ -76,6 +76,7 @@ class Sequence:
         num_failures: steps that it was in and that failed.
         num_overtaken: how many later requests were admitted before it.
         last_step: number of the last step it was in; 0 for none.
+        last_token_s: when its last answer token came; None before the first.
     """
 
     __slots__ = (
@@ -91,6 +92,7 @@ class Sequence:
         "first_token_s",
         "is_caching",
         "last_step",
+        "last_token_s",
         "max_tokens",
         "num_computed",
         "num_failures",
@@ -144,6 +146,7 @@ class Sequence:
         self.arrived_s = arrived_s
         self.first_step_s: float | None = None
         self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
         self.report: CacheReport | None = None
         self.prefilled_tokens = 0
         self.is_caching = request.use_cache
@@ -323,6 +326,7 @@ class Sequence:
         """Add a sampled token."""
         self._tokens[self.num_tokens] = token_id
         self.num_tokens += 1
+        self.last_token_s = now_s
         if self.first_token_s is None:
             self.first_token_s = now_s
 

@@ -33,6 +33,7 @@ from runtime_cache.engine.deadlines import Deadlines
 from runtime_cache.engine.events import (
     CancelRequested,
     ClockTicked,
+    DrainEnded,
     DrainStarted,
     Event,
     RequestArrived,
@@ -42,6 +43,7 @@ from runtime_cache.engine.events import (
 )
 from runtime_cache.engine.failures import Failed, Failures
 from runtime_cache.engine.gears import GearTable
+from runtime_cache.engine.latency import Latencies
 from runtime_cache.engine.limits import EngineLimits, check_limits
 from runtime_cache.engine.pace import Pace
 from runtime_cache.engine.request import BadLogits, NewRequest, Sampled
@@ -67,6 +69,11 @@ from runtime_cache.errors import (
 from runtime_cache.ids import PrefixId, RequestId, StepId, TenantName
 
 _NO_TEXT = StopResult("")
+#: By whether the daemon ends.
+_WHY_CLOSED = {
+    True: "the daemon is shutting down",
+    False: "the daemon is being drained: an operator lets it take no new requests",
+}
 
 
 class EngineState:
@@ -104,6 +111,7 @@ class EngineState:
         }
         self._unanswered: dict[RequestId, Sequence] = {}
         self._in_flight: Step | None = None
+        self._has_leavers = False
         self._deadlines = Deadlines()
         self._pace = Pace()
         self._counters = EngineCounters()
@@ -111,6 +119,7 @@ class EngineState:
             self._scheduler, self._counters, is_recomputing=limits.on_failed_step == "recompute"
         )
         self._is_draining = False
+        self._is_ending = False
         self._now_s = -math.inf
         self._out: list[Command] = []
 
@@ -142,13 +151,23 @@ class EngineState:
 
     @property
     def is_draining(self) -> bool:
-        """Whether new requests are refused because the daemon ends."""
+        """Whether new requests are refused: the daemon ends, or an operator wants it so."""
         return self._is_draining
 
     @property
+    def is_ending(self) -> bool:
+        """Whether they are refused because the daemon ends."""
+        return self._is_ending
+
+    @property
     def is_drained(self) -> bool:
-        """Whether the drain is over: nothing unanswered, no step in flight."""
-        return self._is_draining and not self._unanswered and self._in_flight is None
+        """Whether the daemon's last drain is over: nothing unanswered, no step in flight."""
+        return self._is_ending and not self._unanswered and self._in_flight is None
+
+    @property
+    def latencies(self) -> Latencies:
+        """How long requests wait and steps take; for reading."""
+        return self._scheduler.latencies
 
     def request_ids(self) -> list[RequestId]:
         """The requests without a final answer, in order of arrival."""
@@ -215,8 +234,11 @@ class EngineState:
                 self._end_failed(self._failures.hung(self._step(event.step_id), event))
             case ClockTicked():
                 pass  # the deadlines are looked at after every event
-            case DrainStarted():
+            case DrainStarted(is_shutdown=is_shutdown):
                 self._is_draining = True
+                self._is_ending = self._is_ending or is_shutdown
+            case DrainEnded():
+                self._is_draining = self._is_ending
             case _:
                 retry_after_ms = self._pace.retry_after_ms(self._now_s)
                 report = questions.answer(
@@ -252,7 +274,7 @@ class EngineState:
     def _check_open(self, tenant: TenantName) -> None:
         retry_after_ms = self._pace.retry_after_ms(self._now_s)
         if self._is_draining:
-            raise Draining("the daemon is shutting down", retry_after_ms=retry_after_ms)
+            raise Draining(_WHY_CLOSED[self._is_ending], retry_after_ms=retry_after_ms)
         num_waiting = self._scheduler.num_waiting(tenant)
         if num_waiting >= self._limits.max_waiting:
             raise QueueFull(f"{num_waiting} requests are waiting", retry_after_ms=retry_after_ms)
@@ -273,6 +295,7 @@ class EngineState:
 
     def _start(self, step: Step) -> None:
         self._in_flight = step
+        self._has_leavers = False
         if step.batch.role == "prefill":
             self._counters.prefill_steps += 1
         else:
@@ -297,6 +320,9 @@ class EngineState:
             raise InternalError(
                 f"step {event.step_id} has {len(event.samples)} samples for {num_wanted} rows"
             )
+        self.latencies.note_step(
+            step.batch, step.sequences, event.samples, self._now_s, is_mixed=self._has_leavers
+        )
         if any(isinstance(sample, BadLogits) for sample in event.samples):
             self._scheduler.withdraw_copies(step)
         samples = iter(event.samples)
@@ -398,12 +424,15 @@ class EngineState:
         keep: Keep | None = None,
     ) -> None:
         self._retire(sequence)
+        usage = sequence.usage(self._now_s)
+        if reason in ("stop", "length"):
+            self.latencies.note_answer(sequence.request.tenant, usage, self._now_s)
         self._out.append(
             FinishRequest(
                 request_id=sequence.request.request_id,
                 reason=reason,
                 text=rest.text,
-                usage=sequence.usage(self._now_s),
+                usage=usage,
                 stop=rest.stop if reason == "stop" else None,
                 prefix_id=None if keep is None else PrefixId(keep.name),
                 num_kept_blocks=0 if keep is None else len(keep.blocks),
@@ -412,6 +441,7 @@ class EngineState:
 
     def _retire(self, sequence: Sequence) -> None:
         self._scheduler.retire(sequence)
+        self._has_leavers |= sequence.status == "leaving"
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
