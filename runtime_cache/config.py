@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from runtime_cache.errors import ConfigError
+from runtime_cache.metrics.address import parse_listen
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*$")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -215,14 +216,33 @@ class SimConfig(msgspec.Struct, frozen=True):
     ] = None
 
 
+class MetricsConfig(msgspec.Struct, frozen=True):
+    """Metrics and health over HTTP, for Prometheus and for load balancers."""
+
+    listen: Annotated[
+        str,
+        Meta(
+            description='Address and port, such as "127.0.0.1:9464"; empty: off. There is no '
+            "password: whoever reaches it reads the figures, the model's name and the tenants'."
+        ),
+    ] = ""
+
+
 class LogConfig(msgspec.Struct, frozen=True):
     """Logging, to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Annotated[
         Literal["auto", "console", "json"],
-        Meta(description='"auto": console on a terminal, JSON otherwise.'),
+        Meta(
+            description='"auto": console on a terminal, plain lines in the journal of systemd, '
+            "JSON otherwise."
+        ),
     ] = "auto"
+    prompts: Annotated[
+        bool,
+        Meta(description="Log what clients ask and what they are answered. Off: never."),
+    ] = False
 
 
 class TenantConfig(msgspec.Struct, frozen=True):
@@ -256,6 +276,7 @@ class Config(msgspec.Struct, frozen=True):
     cache: CacheConfig = CacheConfig()
     engine: EngineConfig = EngineConfig()
     sim: SimConfig = SimConfig()
+    metrics: MetricsConfig = MetricsConfig()
     log: LogConfig = LogConfig()
     tenants: tuple[TenantConfig, ...] = ()
 
@@ -285,6 +306,11 @@ def conflicts(config: Config) -> list[str]:
             parse_bytes(config.sim.memory)
     except ConfigError as error:
         faults.append(f"sim.memory: {error}")
+    try:
+        if config.metrics.listen:
+            parse_listen(config.metrics.listen)
+    except ConfigError as error:
+        faults.append(f"metrics.listen: {error}")
     ipc, cache = config.ipc, config.cache
     if not ipc.admin_endpoint and not ipc.endpoint.startswith("ipc://"):
         faults.append("ipc.admin_endpoint: must be given when ipc.endpoint is not an ipc:// path")
