@@ -1,0 +1,41 @@
+"""What the kernel says of a running process: memory, descriptors, threads (Linux)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """One look at a process.
+
+    Attributes:
+        resident_kib: memory [KiB].
+        num_fds: open descriptors.
+        num_threads: all of them, those of libraries included.
+    """
+
+    resident_kib: int
+    num_fds: int
+    num_threads: int
+
+
+def look_at(process_id: int) -> ProcessState:
+    """The state now.
+
+    Raises:
+        FileNotFoundError: there is no such process.
+    """
+    directory = Path(f"/proc/{process_id}")
+    status = dict(
+        line.split(":", 1)
+        for line in (directory / "status").read_text().splitlines()
+        if ":" in line
+    )
+    return ProcessState(
+        resident_kib=int(status["VmRSS"].split()[0]),
+        num_fds=len(os.listdir(directory / "fd")),
+        num_threads=int(status["Threads"]),
+    )
