@@ -150,12 +150,17 @@ class SocketClaim:
         listener.setblocking(False)
         return listener.detach()
 
+    def hide(self) -> None:
+        """Remove the socket file: nobody connects any more. May be called twice."""
+        if self._lock_fd >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+
     def release(self) -> None:
         """Remove the socket file and give up the right. May be called twice."""
         if self._lock_fd < 0:
             return
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
+        self.hide()
         os.close(self._lock_fd)
         self._lock_fd = -1
 
@@ -181,8 +186,9 @@ def _lock(path: str) -> int:
         raise EndpointBusy(
             f"another daemon (process {holder or 'unknown'}) already serves at {path}"
         ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
+    with contextlib.suppress(OSError):  # a full disk: only people miss the number
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
     return fd
 
 
