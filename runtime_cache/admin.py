@@ -1,4 +1,7 @@
-"""What operators ask of the cache: list, evict, pin, unpin, stats. Evicting takes several parts."""
+"""What operators ask: list, show, evict, pin, unpin, stats, drain, resume.
+
+Evicting takes several parts.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,35 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from ipc import messages as wire
-from runtime_cache.cache.results import Keep
+from runtime_cache.cache.listing import EntryQuery
+from runtime_cache.cache.results import Keep, KeepKind, ShownEntry
 from runtime_cache.errors import InvalidRequest
 from runtime_cache.evicting import EvictEngine, EvictFacts, Eviction
-from runtime_cache.ids import TenantName
+from runtime_cache.ids import PrefixId, TenantName
 
-Question = wire.ListEntries | wire.Pin | wire.Unpin | wire.GetStats
+Question = (
+    wire.ListEntries | wire.Show | wire.Pin | wire.Unpin | wire.GetStats | wire.Drain | wire.Resume
+)
+
+_KEPT: dict[str, frozenset[KeepKind]] = {
+    "none": frozenset(),
+    "any": frozenset(("registration", "pin", "lease")),
+    "registered": frozenset(("registration",)),
+    "pinned": frozenset(("pin",)),
+    "leased": frozenset(("lease",)),
+}
 
 
 class AdminEngine(EvictEngine, Protocol):
     """What an operator's question needs of `engine.loop.EngineLoop`."""
 
+    def show(
+        self, tenant: TenantName, digest: str | None, prefix_id: PrefixId | None
+    ) -> ShownEntry: ...
     def pin(self, tenant: TenantName, digest: str, ttl_s: float | None) -> Keep: ...
     def unpin(self, tenant: TenantName, digest: str) -> Keep: ...
+    def start_drain(self) -> int: ...
+    def end_drain(self) -> None: ...
 
 
 class AdminFacts(EvictFacts, Protocol):
@@ -26,8 +45,11 @@ class AdminFacts(EvictFacts, Protocol):
 
     def stats(self) -> dict[str, Any]: ...
     def entries(
-        self, *, limit: int, offset: int, tenant: TenantName | None
+        self, query: EntryQuery, tenant: TenantName | None
     ) -> tuple[tuple[wire.Entry, ...], int]: ...
+    def shown(
+        self, message_id: wire.MessageId, tenant: TenantName, shown: ShownEntry, *, with_text: bool
+    ) -> wire.Shown: ...
 
 
 class AdminDesk:
@@ -54,12 +76,14 @@ class AdminDesk:
 
         Raises:
             InvalidRequest: there is no such tenant, or several prefixes of such a digest.
-            UnknownEntry: there is no prefix of this digest.
+            UnknownEntry, UnknownPrefix: there is no prefix of this digest or name.
             CapacityError: no more can be kept. In each case nothing has changed.
         """
         match message:
             case wire.ListEntries():
                 return self._list(message)
+            case wire.Show():
+                return self._show(message)
             case wire.Pin():
                 return self._pin(message)
             case wire.Unpin():
@@ -67,6 +91,11 @@ class AdminDesk:
                 return wire.Unpinned(id=message.id, digest=keep.digest)
             case wire.GetStats():
                 return wire.Stats(id=message.id, stats=self._facts.stats())
+            case wire.Drain():
+                return wire.Draining(id=message.id, num_unfinished=self._engine.start_drain())
+            case wire.Resume():
+                self._engine.end_drain()
+                return wire.Resumed(id=message.id)
 
     def eviction(self, message: wire.Evict) -> Eviction:
         """What is to be evicted, in parts.
@@ -74,7 +103,8 @@ class AdminDesk:
         Raises:
             InvalidRequest: there is no such tenant.
         """
-        return Eviction(self._engine, self._facts, message, self.one_or_all(message.tenant))
+        tenant = self.one_or_all(message.tenant)
+        return Eviction(self._engine, self._facts, message, tenant, self._clock())
 
     def tenant(self, name: str) -> TenantName:
         """The tenant that an operator names.
@@ -92,10 +122,29 @@ class AdminDesk:
 
     def _list(self, message: wire.ListEntries) -> wire.Listed:
         tenant = self.one_or_all(message.tenant)
-        entries, total = self._facts.entries(
-            limit=message.limit, offset=message.offset, tenant=tenant
-        )
+        entries, total = self._facts.entries(self._query(message), tenant)
         return wire.Listed(id=message.id, entries=entries, total=total)
+
+    def _query(self, message: wire.ListEntries) -> EntryQuery:
+        now_s, min_bytes = self._clock(), message.min_bytes or 0
+        return EntryQuery(
+            limit=message.limit,
+            offset=message.offset,
+            sort=message.sort,
+            is_reversed=message.reverse,
+            created_until_s=None if message.min_age_s is None else now_s - message.min_age_s,
+            used_until_s=None if message.min_idle_s is None else now_s - message.min_idle_s,
+            min_blocks=-(-min_bytes // self._facts.bytes_per_block),
+            min_hits=message.min_hits or 0,
+            max_hits=message.max_hits,
+            kept=None if message.kept is None else _KEPT[message.kept],
+        )
+
+    def _show(self, message: wire.Show) -> wire.Shown:
+        tenant = self.tenant(message.tenant)
+        prefix_id = None if message.prefix_id is None else PrefixId(message.prefix_id)
+        shown = self._engine.show(tenant, message.digest, prefix_id)
+        return self._facts.shown(message.id, tenant, shown, with_text=message.with_text)
 
     def _pin(self, message: wire.Pin) -> wire.Pinned:
         keep = self._engine.pin(self.tenant(message.tenant), message.digest, message.ttl_s)

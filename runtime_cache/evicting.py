@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ipc import messages as wire
-from runtime_cache.engine.commands import ReportEvicted
+from runtime_cache.cache.results import Evicted
 from runtime_cache.ids import TenantName
 
 #: How many blocks go at once: some tens of milliseconds.
@@ -21,8 +21,10 @@ class EvictEngine(Protocol):
         *,
         max_blocks: int | None = None,
         digest: str | None = None,
-        idle_s: float | None = None,
-    ) -> ReportEvicted: ...
+        used_until_s: float | None = None,
+        created_until_s: float | None = None,
+        is_dry_run: bool = False,
+    ) -> Evicted: ...
 
 
 class EvictFacts(Protocol):
@@ -36,8 +38,9 @@ class EvictFacts(Protocol):
 class Eviction:
     """One question `evict`.
 
-    It ends however many blocks become evictable meanwhile: no more go than could at its start.
-    A prefix named by its digest goes at once.
+    It ends however many blocks become evictable meanwhile: no more go than could at its start, and
+    how old they are is reckoned from then. A prefix named by its digest goes at once, and a dry run
+    looks at everything at once.
     """
 
     def __init__(
@@ -46,15 +49,19 @@ class Eviction:
         facts: EvictFacts,
         message: wire.Evict,
         tenant: TenantName | None,
+        now_s: float,
     ) -> None:
         """Args:
         tenant: whose; None for every tenant's.
+        now_s: by the engine's clock.
         """
         self._engine = engine
         self._message = message
         self._tenant = tenant
         self._facts = facts
-        self._num_left: int | None = message.max_blocks  # None until the first part has gone
+        self._used_until_s = None if message.idle_s is None else now_s - message.idle_s
+        self._created_until_s = None if message.age_s is None else now_s - message.age_s
+        self._num_left = self._most_blocks()
         self._num_evicted = 0
 
     def next_part(self) -> wire.Evicted | None:
@@ -63,25 +70,36 @@ class Eviction:
         Raises:
             UnknownEntry, InvalidRequest: of a digest; nothing has changed.
         """
-        message = self._message
-        if message.digest is not None:
-            report = self._engine.evict(self._tenant, digest=message.digest)
-            return self._reply(report.num_evicted, report.num_in_use)
-        is_first = self._num_evicted == 0
-        num_asked = _PART_BLOCKS if self._num_left is None else min(self._num_left, _PART_BLOCKS)
-        report = self._engine.evict(self._tenant, max_blocks=num_asked, idle_s=message.idle_s)
-        self._num_evicted += report.num_evicted
-        num_left = self._facts.num_evictable(self._tenant) if is_first else self._num_left or 0
-        if self._num_left is not None:
-            num_left = min(num_left, self._num_left - report.num_evicted)
-        self._num_left = num_left
-        is_last = num_left <= 0 or report.num_evicted < num_asked
-        return self._reply(self._num_evicted, report.num_in_use) if is_last else None
+        is_whole = self._message.digest is not None or self._message.dry_run
+        num_asked = self._num_left if is_whole else min(self._num_left, _PART_BLOCKS)
+        evicted = self._engine.evict(
+            self._tenant,
+            max_blocks=None if self._message.digest is not None else num_asked,
+            digest=self._message.digest,
+            used_until_s=self._used_until_s,
+            created_until_s=self._created_until_s,
+            is_dry_run=self._message.dry_run,
+        )
+        self._num_evicted += evicted.num_evicted
+        self._num_left -= evicted.num_evicted
+        is_last = is_whole or self._num_left <= 0 or evicted.num_evicted < num_asked
+        return self._reply(evicted) if is_last else None
 
-    def _reply(self, num_evicted: int, num_in_use: int) -> wire.Evicted:
+    def _most_blocks(self) -> int:
+        """How many may go in all."""
+        message, most = self._message, self._facts.num_evictable(self._tenant)
+        if message.max_blocks is not None:
+            return min(message.max_blocks, most)
+        if message.max_bytes is not None:
+            return min(message.max_bytes // self._facts.bytes_per_block, most)
+        return most
+
+    def _reply(self, last: Evicted) -> wire.Evicted:
         return wire.Evicted(
             id=self._message.id,
-            num_blocks=num_evicted,
-            num_bytes=num_evicted * self._facts.bytes_per_block,
-            in_use_blocks=num_in_use,
+            num_blocks=self._num_evicted,
+            num_bytes=self._num_evicted * self._facts.bytes_per_block,
+            in_use_blocks=last.num_in_use,
+            kept_blocks=last.num_kept,
+            dry_run=self._message.dry_run,
         )

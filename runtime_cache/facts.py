@@ -5,18 +5,19 @@ Reads gauges and counters where they are kept; changes nothing.
 
 from __future__ import annotations
 
-import heapq
 import platform
 import time
 from collections.abc import Awaitable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import numpy as np
+
 from ipc import messages as wire
 from ipc.server import Server
 from runtime_cache import __version__
-from runtime_cache.cache import desk
-from runtime_cache.cache.results import CacheEntry, KeepKind
+from runtime_cache.cache.listing import EntryQuery, page
+from runtime_cache.cache.results import BlockFacts, CacheEntry, KeepKind, ShownEntry
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
 from runtime_cache.runtime import Runtime
 from runtime_cache.stats import DaemonStats
@@ -77,23 +78,39 @@ class DaemonFacts:
         )
 
     def entries(
-        self, *, limit: int, offset: int = 0, tenant: TenantName | None = None
+        self, query: EntryQuery, tenant: TenantName | None = None
     ) -> tuple[tuple[wire.Entry, ...], int]:
-        """The cached prefixes, most recently used first, and how many there are in all.
+        """The cached prefixes that are asked for, and how many there are in all.
 
         Args:
             tenant: whose, one of those configured; None for everybody's.
         """
         caches = self._runtime.caches
+        asked = caches if tenant is None else {tenant: caches[tenant]}
         now_s = time.monotonic()
-        found: list[tuple[TenantName, CacheEntry]] = []
-        total = 0
-        for name in caches if tenant is None else (tenant,):
-            entries, number = desk.entries(caches[name], offset + limit)
-            found += [(name, entry) for entry in entries]
-            total += number
-        found = heapq.nlargest(offset + limit, found, key=lambda pair: pair[1].last_used_s)
-        return tuple(self._entry(*pair, now_s) for pair in found[offset:]), total
+        entries, total = page(asked, query)
+        return tuple(self._entry(name, entry, now_s) for name, entry in entries), total
+
+    def shown(
+        self, message_id: wire.MessageId, tenant: TenantName, shown: ShownEntry, *, with_text: bool
+    ) -> wire.Shown:
+        """Answer to `show`.
+
+        Args:
+            with_text: decode the tokens as well.
+        """
+        now_s, text = time.monotonic(), None
+        if with_text:
+            tokens = np.frombuffer(shown.tokens, dtype="<i4")[: shown.entry.num_tokens]
+            text = self._runtime.tokenizer.decode(tokens)
+        return wire.Shown(
+            id=message_id,
+            entry=self._entry(tenant, shown.entry, now_s),
+            blocks=tuple(_block(block, now_s) for block in shown.blocks),
+            num_requests=shown.entry.num_requests,
+            num_continued_by=shown.num_continued_by,
+            text=text,
+        )
 
     def num_evictable(self, tenant: TenantName | None) -> int:
         """How many blocks nobody holds: of a tenant, one of those configured, or of all (None)."""
@@ -132,6 +149,17 @@ class DaemonFacts:
             expires_in_s=None if expires_s is None else round(max(0.0, expires_s - now_s), 3),
             priority=entry.priority,
         )
+
+
+def _block(block: BlockFacts, now_s: float) -> wire.BlockEntry:
+    return wire.BlockEntry(
+        digest=block.digest,
+        num_tokens=block.num_tokens,
+        hits=block.num_hits,
+        idle_s=round(now_s - block.last_used_s, 3),
+        num_requests=block.num_requests,
+        is_kept=block.is_kept,
+    )
 
 
 #: The words of the wire for why an entry stays.

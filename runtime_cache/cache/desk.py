@@ -1,40 +1,20 @@
-"""What an operator does with a cache: list, pin, evict. Pure functions of a manager."""
+"""What an operator does with a cache: find, pin, show, evict. Pure functions of a manager."""
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 
+from runtime_cache.cache.listing import end_of, entry_of, holds_of_keeps
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.prefix_index import PrefixNode
-from runtime_cache.cache.results import CacheEntry, Evicted, Keep
-from runtime_cache.errors import InvalidRequest, UnknownEntry
-from runtime_cache.ids import BlockHash
+from runtime_cache.cache.results import BlockFacts, Evicted, Keep, ShownEntry
+from runtime_cache.errors import InvalidRequest, UnknownEntry, UnknownPrefix
+from runtime_cache.ids import BlockHash, BlockId, PrefixId
 
 _DIGEST_CHARS = 64
-
-
-def entries(
-    cache: CacheManager, limit: int | None = None, offset: int = 0
-) -> tuple[list[CacheEntry], int]:
-    """What nothing continues, and each registration, pin and lease; and how many.
-
-    Last used first. Of one block the keeps come in the order in which they were made;
-    registrations of which nothing is kept come last.
-    """
-    kept = [(_end(cache, keep), keep) for keep in cache.keeps]
-    ends = {end for end, _ in kept if end is not None}
-    found: list[tuple[PrefixNode, Keep | None]]
-    found = [(end, keep) for end, keep in kept if end is not None]
-    found += [(node, None) for node in cache.index if not node.children and node not in ends]
-    empty = [_empty_entry(keep) for end, keep in kept if end is None]
-    total = len(found) + len(empty)
-    stop = total if limit is None else offset + limit
-    newest = heapq.nlargest(stop, found, key=lambda pair: pair[0].last_used_s)
-    holds = Counter(block for keep in cache.keeps for block in keep.blocks)
-    listed = [_entry(cache, node, keep, holds[node.block]) for node, keep in newest]
-    return (listed + empty)[offset:stop], total
 
 
 def pin(cache: CacheManager, digest: str, ttl_s: float | None) -> Keep | None:
@@ -76,7 +56,7 @@ def unpin(cache: CacheManager, digest: str) -> Keep:
     found = {keep.name for keep in pins if keep.name.startswith(digest)}
     if not found:
         # Its last block may have got more tokens since.
-        ends = ((keep.name, _end(cache, keep)) for keep in pins)
+        ends = ((keep.name, end_of(cache, keep)) for keep in pins)
         found = {
             name for name, end in ends if end is not None and end.digest.hex().startswith(digest)
         }
@@ -103,49 +83,141 @@ def find(cache: CacheManager, digest: str) -> PrefixNode:
     return node
 
 
-def evict_blocks(cache: CacheManager, max_blocks: int | None) -> Evicted:
-    """Evict cached blocks in order (None: all that nobody holds)."""
-    num_wanted = cache.num_evictable if max_blocks is None else max_blocks
-    num_evicted = min(num_wanted, cache.num_evictable)
-    cache.evict_oldest(num_evicted, "operator")
-    return Evicted(num_evicted, len(cache.index) - cache.num_evictable)
+# -- showing ------------------------------------------------------------------------------------
 
 
-def evict_entry(cache: CacheManager, digest: str) -> Evicted:
-    """Evict a prefix: its block, all that goes on from it, and what only led to it.
-
-    In use are those blocks of the prefix, and of what goes on from it, that are held.
+def show(cache: CacheManager, digest: str) -> ShownEntry:
+    """A cached prefix, block by block.
 
     Raises:
-        UnknownEntry, InvalidRequest: as `find`; nothing has changed.
+        UnknownEntry, InvalidRequest: as `find`.
     """
     node = find(cache, digest)
-    path = node.path
-    branch = list(below(node))
-    num_evicted = _evict_all(cache, branch)
-    if not node.is_indexed:
-        num_evicted += _evict_all(cache, path[-2::-1])
-    held = (n for n in (*path[:-1], *branch) if n.is_indexed and n.rank is None)
-    return Evicted(num_evicted, sum(1 for _ in held))
+    kept = (k for k in cache.keeps if end_of(cache, k) is node)
+    return _shown(cache, node, next(kept, None))
 
 
-def evict_idle(cache: CacheManager, idle_s: float, max_blocks: int | None = None) -> Evicted:
-    """Evict what nobody holds and nobody has used for so long (None: all of it)."""
-    idle = [n for n in cache.index.parked if cache.now_s - n.last_used_s >= idle_s]
-    num_evicted = _evict_all(cache, idle, max_blocks)
-    return Evicted(num_evicted, len(cache.index) - cache.num_evictable)
+def show_registered(cache: CacheManager, prefix_id: PrefixId) -> ShownEntry:
+    """The same of a registered prefix.
+
+    Raises:
+        UnknownPrefix: it is not registered.
+        UnknownEntry: nothing of it is kept.
+    """
+    keep = cache.keeps.get("registration", prefix_id)
+    if keep is None:
+        raise UnknownPrefix(f"no prefix `{prefix_id}` is registered")
+    node = end_of(cache, keep)
+    if node is None:
+        raise UnknownEntry(f"nothing of `{prefix_id}` is kept")
+    return _shown(cache, node, keep)
 
 
-def _evict_all(cache: CacheManager, nodes: list[PrefixNode], max_blocks: int | None = None) -> int:
-    """Evict those that nobody holds and nothing continues, in this order; how many."""
-    num_evicted = 0
-    for node in nodes:
-        if num_evicted == max_blocks:
-            break
-        if node.rank is not None and not node.children:
+def _shown(cache: CacheManager, node: PrefixNode, keep: Keep | None) -> ShownEntry:
+    holds = holds_of_keeps(cache)
+    entry = entry_of(cache, node, keep)
+    blocks = tuple(_block(cache, n, holds) for n in node.path)
+    tokens = b"".join(n.tokens for n in node.path)
+    return ShownEntry(entry, blocks, node.num_children, tokens)
+
+
+def _block(cache: CacheManager, node: PrefixNode, holds: Counter[BlockId]) -> BlockFacts:
+    num_kept = holds[node.block]
+    return BlockFacts(
+        digest=node.digest.hex(),
+        num_tokens=node.num_rows,
+        num_hits=node.num_hits,
+        last_used_s=node.last_used_s,
+        num_requests=cache.pool.num_holds(node.block) - num_kept,
+        is_kept=num_kept > 0,
+    )
+
+
+# -- evicting -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionPlan:
+    """What an operator's eviction does, looked at before it is done.
+
+    Attributes:
+        nodes: the blocks that go, in this order: each after all that goes on from it.
+        num_in_use: blocks it is about that live requests hold.
+        num_kept: those that only registrations, pins and leases hold.
+    """
+
+    nodes: list[PrefixNode]
+    num_in_use: int
+    num_kept: int
+
+    def carry_out(self, cache: CacheManager) -> Evicted:
+        """Evict; nothing may have happened in the cache since the plan was made."""
+        for node in self.nodes:
             cache.evict_node(node, "operator")
-            num_evicted += 1
-    return num_evicted
+        return self.result
+
+    @property
+    def result(self) -> Evicted:
+        """What was, or would be, evicted and not."""
+        return Evicted(len(self.nodes), self.num_in_use, self.num_kept)
+
+
+def plan_blocks(cache: CacheManager, max_blocks: int | None) -> EvictionPlan:
+    """The cached blocks that go next (None: all that nobody holds)."""
+    nodes = list(islice(cache.index.parked, max_blocks))
+    holds = holds_of_keeps(cache)
+    num_kept = sum(
+        cache.pool.num_holds(block) == num_holds and cache.index.node_of(block) is not None
+        for block, num_holds in holds.items()
+    )
+    return EvictionPlan(nodes, len(cache.index) - cache.num_evictable - num_kept, num_kept)
+
+
+def plan_entry(cache: CacheManager, digest: str) -> EvictionPlan:
+    """A prefix: its block, all that goes on from it, and what only led to it.
+
+    In use, or kept, are those blocks of the prefix, and of what goes on from it, that are held.
+
+    Raises:
+        UnknownEntry, InvalidRequest: as `find`.
+    """
+    node = find(cache, digest)
+    branch, way = list(below(node)), node.path[-2::-1]
+    nodes = _that_can_go(branch)
+    if nodes and nodes[-1] is node:
+        nodes = _that_can_go([*branch, *way])
+    return EvictionPlan(nodes, *_held(cache, [*branch, *way]))
+
+
+def plan_old(
+    cache: CacheManager, is_old: Callable[[PrefixNode], bool], max_blocks: int | None = None
+) -> EvictionPlan:
+    """What nobody holds, is old, and is continued by nothing that is not (None: all of it)."""
+    old = (node for node in cache.index.parked if is_old(node))
+    nodes = _that_can_go(old, max_blocks)
+    return EvictionPlan(nodes, *_held(cache, filter(is_old, cache.index)))
+
+
+def _that_can_go(nodes: Iterable[PrefixNode], max_blocks: int | None = None) -> list[PrefixNode]:
+    """Those that nobody holds, and that nothing continues once those before them have gone."""
+    going: list[PrefixNode] = []
+    num_gone: Counter[BlockId] = Counter()
+    for node in nodes:
+        if len(going) == max_blocks:
+            break
+        if node.rank is not None and node.num_children == num_gone[node.block]:
+            going.append(node)
+            if node.parent is not None:
+                num_gone[node.parent.block] += 1
+    return going
+
+
+def _held(cache: CacheManager, nodes: Iterable[PrefixNode]) -> tuple[int, int]:
+    """How many of these live requests hold, and how many only keeps do."""
+    holds = holds_of_keeps(cache)
+    held = [node.block for node in nodes if node.rank is None]
+    num_in_use = sum(cache.pool.num_holds(block) > holds[block] for block in held)
+    return num_in_use, len(held) - num_in_use
 
 
 def below(node: PrefixNode) -> Iterator[PrefixNode]:
@@ -157,51 +229,9 @@ def below(node: PrefixNode) -> Iterator[PrefixNode]:
     return reversed(order)
 
 
-def _end(cache: CacheManager, keep: Keep) -> PrefixNode | None:
-    """Where a keep ends: its last block that is still cached; None if there is none.
-
-    That block may have more tokens now than when it was kept; or a failed step took it away.
-    """
-    nodes = (cache.index.node_of(block) for block in reversed(keep.blocks))
-    return next((node for node in nodes if node is not None), None)
-
-
 def _only(digest: str, found: list[str]) -> str:
     if len(found) > 1:
         raise InvalidRequest(f"{len(found)} digests begin with `{digest}`: give more of it")
     if not found:
         raise UnknownEntry(f"nothing cached or pinned has a digest that begins with `{digest}`")
     return found[0]
-
-
-def _entry(cache: CacheManager, node: PrefixNode, keep: Keep | None, num_kept: int) -> CacheEntry:
-    """Args:
-    keep: of which `node` is the end, if the entry is that of a keep.
-    num_kept: holds of keeps on `node`.
-    """
-    num_tokens = node.num_tokens if keep is None else min(node.num_tokens, keep.num_tokens)
-    return CacheEntry(
-        digest=node.digest.hex(),
-        num_tokens=num_tokens,
-        num_blocks=node.num_blocks,
-        num_requests=cache.pool.num_holds(node.block) - num_kept,
-        num_hits=node.path[0].num_hits,
-        created_s=node.created_s,
-        last_used_s=node.last_used_s,
-        priority=node.priority,
-        keep=keep,
-    )
-
-
-def _empty_entry(keep: Keep) -> CacheEntry:
-    return CacheEntry(
-        digest="",
-        num_tokens=0,
-        num_blocks=0,
-        num_requests=0,
-        num_hits=0,
-        created_s=keep.created_s,
-        last_used_s=keep.created_s,
-        priority=0,
-        keep=keep,
-    )

@@ -67,10 +67,17 @@ class CacheReport:
 
 
 class Evicted(NamedTuple):
-    """What an operator's eviction did [blocks]: gone, and kept because someone holds them."""
+    """What an operator's eviction did, or would do [blocks].
+
+    Attributes:
+        num_evicted: gone.
+        num_in_use: still there because live requests hold them.
+        num_kept: still there because of registrations, pins and leases alone.
+    """
 
     num_evicted: int
     num_in_use: int
+    num_kept: int
 
 
 class Keep(NamedTuple):
@@ -118,6 +125,42 @@ class CacheEntry:
     last_used_s: float
     priority: int
     keep: Keep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFacts:
+    """One block of a cached prefix.
+
+    Attributes:
+        digest: of the prefix that ends with it (hexadecimal).
+        num_tokens: in this block.
+        num_hits, last_used_s: as of CacheEntry, of this block.
+        num_requests: live requests that hold it.
+        is_kept: whether a registration, pin or lease holds it.
+    """
+
+    digest: str
+    num_tokens: int
+    num_hits: int
+    last_used_s: float
+    num_requests: int
+    is_kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShownEntry:
+    """One cached prefix, block by block.
+
+    Attributes:
+        blocks: first block first.
+        num_continued_by: cached blocks that directly follow its last one.
+        tokens: its token ids, packed [4 bytes each]; all that its blocks have.
+    """
+
+    entry: CacheEntry
+    blocks: tuple[BlockFacts, ...]
+    num_continued_by: int
+    tokens: bytes
 
 
 @dataclass(slots=True)

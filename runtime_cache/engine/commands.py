@@ -6,13 +6,29 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runtime_cache.cache.prefix_index import PrefixNode
-from runtime_cache.cache.results import CacheReport, Keep
+from runtime_cache.cache.results import CacheReport, Evicted, Keep, ShownEntry
 from runtime_cache.cache.verification import Verdict
 from runtime_cache.engine.batch import StepBatch
+from runtime_cache.engine.events import CancelReason
 from runtime_cache.engine.request import TokenLogprobs, Usage
 from runtime_cache.ids import PrefixId, RequestId
 
-FinishReason = Literal["stop", "length", "cancelled", "deadline", "registered"]
+FinishReason = Literal[
+    "stop",
+    "length",
+    "cancelled",
+    "deadline",
+    "slow_reader",
+    "lease_expired",
+    "shutdown",
+    "registered",
+]
+EarlyEnd = Literal["cancelled", "slow_reader", "lease_expired", "shutdown"]
+
+
+def end_of(reason: CancelReason) -> EarlyEnd:
+    """How a request ends that is cancelled for this reason."""
+    return "cancelled" if reason in ("client", "client_gone") else reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +86,16 @@ class FailRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReportEvicted:
-    """Answer to EvictAsked: what was and was not evicted [blocks]."""
+    """Answer to EvictAsked: what was, or would be, evicted and not."""
 
-    num_evicted: int
-    num_in_use: int
+    evicted: Evicted
+
+
+@dataclass(frozen=True, slots=True)
+class ReportShown:
+    """Answer to ShowAsked."""
+
+    shown: ShownEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +164,7 @@ class ReportRefused:
 
 Report = (
     ReportEvicted
+    | ReportShown
     | ReportReleased
     | ReportPinned
     | ReportUnpinned

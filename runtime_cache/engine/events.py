@@ -13,7 +13,7 @@ from runtime_cache.cache.verification import Reading
 from runtime_cache.engine.request import BadLogits, NewRequest, Sampled, TokenArray
 from runtime_cache.ids import DEFAULT_TENANT, PrefixId, RequestId, StepId, TenantName
 
-CancelReason = Literal["client", "client_gone", "slow_reader", "shutdown"]
+CancelReason = Literal["client", "client_gone", "slow_reader", "lease_expired", "shutdown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,19 @@ class ClockTicked:
 
 @dataclass(frozen=True, slots=True)
 class DrainStarted:
-    """No new requests from now on; the admitted ones run to their end."""
+    """No new requests from now on; the admitted ones run to their end.
+
+    Attributes:
+        is_shutdown: the daemon ends; nothing is resumed after that. False if an operator wants it.
+    """
+
+    now_s: float
+    is_shutdown: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DrainEnded:
+    """An operator's drain is over. Ignored when the daemon ends."""
 
     now_s: float
 
@@ -107,16 +119,35 @@ class EvictAsked:
     Attributes:
         tenant: whose; None for every tenant's.
         max_blocks: how many at the most, next to be evicted first; None for all that may go.
+            Goes together with the last two.
         digest: the one entry that is to go (a beginning of its digest, hexadecimal).
-        idle_s: what was not used for so long is to go.
-            At most one of the three is set, or `max_blocks` and `idle_s`.
+        used_until_s: what was not used later is to go.
+        created_until_s: what was not committed later is to go.
+        is_dry_run: tell what would go, and change nothing.
     """
 
     now_s: float
     tenant: TenantName | None = None
     max_blocks: int | None = None
     digest: str | None = None
-    idle_s: float | None = None
+    used_until_s: float | None = None
+    created_until_s: float | None = None
+    is_dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShowAsked:
+    """An operator wants to see a cached prefix.
+
+    Attributes:
+        digest: a beginning of its digest (hexadecimal); or
+        prefix_id: its name, if it is registered. One of the two is set.
+    """
+
+    now_s: float
+    digest: str | None = None
+    prefix_id: PrefixId | None = None
+    tenant: TenantName = DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +215,14 @@ class BlockRead:
 
 #: What operators ask; answered within the same `handle`.
 Question = (
-    PrefixReleased | EvictAsked | PinAsked | UnpinAsked | ExplainAsked | VerifyAsked | BlockRead
+    PrefixReleased
+    | EvictAsked
+    | ShowAsked
+    | PinAsked
+    | UnpinAsked
+    | ExplainAsked
+    | VerifyAsked
+    | BlockRead
 )
 
 Event = (
@@ -195,5 +233,6 @@ Event = (
     | StepHung
     | ClockTicked
     | DrainStarted
+    | DrainEnded
     | Question
 )

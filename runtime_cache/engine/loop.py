@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from runtime_cache.cache.results import Keep
+from runtime_cache.cache.results import Evicted, Keep, ShownEntry
 from runtime_cache.cache.verification import Reading, Verdict
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.commands import (
@@ -30,6 +30,7 @@ from runtime_cache.engine.commands import (
     ReportPinned,
     ReportRefused,
     ReportReleased,
+    ReportShown,
     ReportToRead,
     ReportUnpinned,
     RunStep,
@@ -39,6 +40,7 @@ from runtime_cache.engine.events import (
     CancelReason,
     CancelRequested,
     ClockTicked,
+    DrainEnded,
     DrainStarted,
     Event,
     EvictAsked,
@@ -47,6 +49,7 @@ from runtime_cache.engine.events import (
     PrefixReleased,
     Question,
     RequestArrived,
+    ShowAsked,
     StepDone,
     StepFailed,
     StepHung,
@@ -63,9 +66,11 @@ from runtime_cache.errors import (
     DeviceLost,
     InternalError,
     InvalidRequest,
+    RequestError,
     RuntimeCacheError,
     StepTimeout,
     UnknownEntry,
+    UnknownPrefix,
 )
 from runtime_cache.ids import DEFAULT_TENANT, PrefixId, RequestId, TenantName
 
@@ -173,8 +178,10 @@ class EngineLoop:
         *,
         max_blocks: int | None = None,
         digest: str | None = None,
-        idle_s: float | None = None,
-    ) -> ReportEvicted:
+        used_until_s: float | None = None,
+        created_until_s: float | None = None,
+        is_dry_run: bool = False,
+    ) -> Evicted:
         """Evict cached blocks: what `EvictAsked` says; all that may go if nothing is said.
 
         Args:
@@ -184,8 +191,21 @@ class EngineLoop:
             UnknownEntry: nothing cached has the digest.
             InvalidRequest: the beginning of the digest is ambiguous.
         """
-        question = EvictAsked(self._clock(), tenant, max_blocks, digest, idle_s)
-        return self._ask(question, ReportEvicted)
+        question = EvictAsked(
+            self._clock(), tenant, max_blocks, digest, used_until_s, created_until_s, is_dry_run
+        )
+        return self._ask(question, ReportEvicted).evicted
+
+    def show(
+        self, tenant: TenantName, digest: str | None, prefix_id: PrefixId | None = None
+    ) -> ShownEntry:
+        """A cached prefix, by its digest or by the name it is registered by.
+
+        Raises:
+            UnknownEntry, InvalidRequest: as `evict`.
+            UnknownPrefix: nothing is registered by this name.
+        """
+        return self._ask(ShowAsked(self._clock(), digest, prefix_id, tenant), ReportShown).shown
 
     def pin(self, tenant: TenantName, digest: str, ttl_s: float | None = None) -> Keep:
         """Keep a cached prefix, for a time or until it is unpinned.
@@ -234,8 +254,23 @@ class EngineLoop:
         """The device was found lost outside of a step: as if a step had found it."""
         self._break(error)
 
+    def start_drain(self) -> int:
+        """Take no new requests until `end_drain`; how many unanswered ones go on."""
+        self._handle(DrainStarted(self._clock(), is_shutdown=False))
+        return self.num_unanswered
+
+    def end_drain(self) -> None:
+        """Take new requests again, or still.
+
+        Raises:
+            InvalidRequest: the daemon is ending.
+        """
+        if self.state.is_ending:
+            raise InvalidRequest("the daemon is shutting down: it takes no new requests any more")
+        self._handle(DrainEnded(self._clock()))
+
     async def drain(self, timeout_s: float) -> int:
-        """Take no new requests, let the admitted ones end, then cancel what is left.
+        """For the end: take no new requests, let the admitted ones end, then cancel what is left.
 
         A step that hangs by then is given up: the device is lost.
 
@@ -391,8 +426,8 @@ def _refusal(report: ReportRefused) -> RuntimeCacheError:
     """The error that the answer stands for."""
     if report.retry_after_ms is not None:
         return CapacityError(report.message, retry_after_ms=report.retry_after_ms)
-    kind = UnknownEntry if report.code == UnknownEntry.code else InvalidRequest
-    return kind(report.message)
+    kinds: dict[str, type[RequestError]] = {k.code: k for k in (UnknownEntry, UnknownPrefix)}
+    return kinds.get(report.code, InvalidRequest)(report.message)
 
 
 def _internal(event: Event, error: Exception) -> InternalError:

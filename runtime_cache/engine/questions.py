@@ -8,7 +8,7 @@ from itertools import chain, islice
 from runtime_cache.cache import desk, verification
 from runtime_cache.cache.block_table import BlockTable
 from runtime_cache.cache.manager import CacheManager
-from runtime_cache.cache.results import Evicted
+from runtime_cache.cache.results import Evicted, ShownEntry
 from runtime_cache.engine.commands import (
     Report,
     ReportEvicted,
@@ -17,6 +17,7 @@ from runtime_cache.engine.commands import (
     ReportPinned,
     ReportRefused,
     ReportReleased,
+    ReportShown,
     ReportToRead,
     ReportUnpinned,
 )
@@ -27,11 +28,12 @@ from runtime_cache.engine.events import (
     PinAsked,
     PrefixReleased,
     Question,
+    ShowAsked,
     UnpinAsked,
     VerifyAsked,
 )
 from runtime_cache.errors import CapacityError, InvalidRequest, RequestError, UnknownEntry
-from runtime_cache.ids import BlockId, TenantName
+from runtime_cache.ids import BlockId, PrefixId, TenantName
 
 Caches = Mapping[TenantName, CacheManager]
 
@@ -47,7 +49,7 @@ def answer(
     """
     try:
         if isinstance(question, EvictAsked):
-            return ReportEvicted(*_evict(caches, question))
+            return ReportEvicted(_evict(caches, question))
         if isinstance(question, VerifyAsked):
             return _to_read(caches, question)
         if isinstance(question, BlockRead):
@@ -83,10 +85,14 @@ def full(cache: CacheManager) -> str:
     )
 
 
-def _answer(cache: CacheManager, question: PrefixReleased | UnpinAsked | ExplainAsked) -> Report:
+def _answer(
+    cache: CacheManager, question: PrefixReleased | ShowAsked | UnpinAsked | ExplainAsked
+) -> Report:
     match question:
         case PrefixReleased(prefix_id):
             return ReportReleased(prefix_id, cache.unregister(prefix_id))
+        case ShowAsked():
+            return ReportShown(_show(cache, question))
         case UnpinAsked(digest):
             return ReportUnpinned(desk.unpin(cache, digest))
         case ExplainAsked(tokens):
@@ -97,20 +103,38 @@ def _answer(cache: CacheManager, question: PrefixReleased | UnpinAsked | Explain
             return ReportExplained(cache.report(chain, len(tokens) - 1), len(tokens))
 
 
-def _evict(caches: Caches, question: EvictAsked) -> Evicted:
-    asked = _asked(caches, question.tenant)
+def _show(cache: CacheManager, question: ShowAsked) -> ShownEntry:
     if question.digest is not None:
-        return desk.evict_entry(_holder(asked, question.digest), question.digest)
-    num_evicted = num_in_use = 0
-    for cache in asked:
+        return desk.show(cache, question.digest)
+    return desk.show_registered(cache, question.prefix_id or PrefixId(""))
+
+
+def _evict(caches: Caches, question: EvictAsked) -> Evicted:
+    num_evicted = num_in_use = num_kept = 0
+    for cache in _to_evict_from(caches, question):
         left = None if question.max_blocks is None else question.max_blocks - num_evicted
-        if question.idle_s is not None:
-            evicted = desk.evict_idle(cache, question.idle_s, left)
-        else:
-            evicted = desk.evict_blocks(cache, left)
+        plan = _plan(cache, question, left)
+        evicted = plan.result if question.is_dry_run else plan.carry_out(cache)
         num_evicted += evicted.num_evicted
         num_in_use += evicted.num_in_use
-    return Evicted(num_evicted, num_in_use)
+        num_kept += evicted.num_kept
+    return Evicted(num_evicted, num_in_use, num_kept)
+
+
+def _to_evict_from(caches: Caches, question: EvictAsked) -> list[CacheManager]:
+    asked = _asked(caches, question.tenant)
+    return asked if question.digest is None else [_holder(asked, question.digest)]
+
+
+def _plan(cache: CacheManager, question: EvictAsked, max_blocks: int | None) -> desk.EvictionPlan:
+    used_until_s, created_until_s = question.used_until_s, question.created_until_s
+    if question.digest is not None:
+        return desk.plan_entry(cache, question.digest)
+    if used_until_s is not None:
+        return desk.plan_old(cache, lambda node: node.last_used_s <= used_until_s, max_blocks)
+    if created_until_s is not None:
+        return desk.plan_old(cache, lambda node: node.created_s <= created_until_s, max_blocks)
+    return desk.plan_blocks(cache, max_blocks)
 
 
 def _asked(caches: Caches, tenant: TenantName | None) -> list[CacheManager]:

@@ -28,6 +28,7 @@ from runtime_cache.engine.commands import (
     FinishReason,
     FinishRequest,
     RunStep,
+    end_of,
 )
 from runtime_cache.engine.deadlines import Deadlines
 from runtime_cache.engine.events import (
@@ -382,7 +383,7 @@ class EngineState:
             return
         self._counters.cancelled += 1
         self._counters.cancelled_by[event.reason] += 1
-        self._end_early(sequence, "cancelled")
+        self._end_early(sequence, end_of(event.reason))
 
     def _end_early(self, sequence: Sequence, reason: FinishReason) -> None:
         self._finish(sequence, reason, sequence.answer.rest())

@@ -29,7 +29,14 @@ from runtime_cache.cache.prefix_index import PrefixNode
 from runtime_cache.cache.results import CacheReport, Keep
 from runtime_cache.ids import PrefixId
 from tests.support.cache_traffic import Request, in_common, policies, prompts, tokens_of
-from tests.support.caching import BLOCK_SIZE, RowPool, make_manager
+from tests.support.caching import (
+    BLOCK_SIZE,
+    RowPool,
+    entries,
+    make_manager,
+    plan_aged,
+    plan_idle,
+)
 
 MAX_TOKENS = 26
 
@@ -373,22 +380,37 @@ class CacheMachine(RuleBasedStateMachine):
         assert all(time > self.cache.now_s for time in times)
 
     def _evict(self, data: st.DataObject) -> None:
-        num_before, num_parked = len(self.cache.index), self.cache.num_evictable
+        """First looked at, which changes nothing, then done: the figures are the same."""
         number = data.draw(st.integers(0, 4))
-        match data.draw(st.sampled_from(["number", "age", "digest"])):
+        before = self._standing()
+        kind = data.draw(st.sampled_from(["number", "idle", "age", "digest"]))
+        match kind:
             case "number":
-                evicted = desk.evict_blocks(self.cache, number)
-                assert evicted.num_evicted == min(number, num_parked)
+                plan = desk.plan_blocks(self.cache, number)
+                assert len(plan.nodes) == min(number, self.cache.num_evictable)
+            case "idle":
+                plan = plan_idle(self.cache, number)
             case "age":
-                evicted = desk.evict_idle(self.cache, number)
-                leaves = [node for node in self.cache.index.parked if not node.children]
-                assert all(self.cache.now_s - node.last_used_s < number for node in leaves)
+                plan = plan_aged(self.cache, number)
             case _:
                 digest = data.draw(st.sampled_from(list(self.cache.index))).digest
-                evicted = desk.evict_entry(self.cache, digest.hex())
-                node = self.cache.index.get(digest)
-                assert node is None or self.cache.pool.num_holds(node.block) > 0
-        assert evicted.num_evicted == num_before - len(self.cache.index)
+                plan = desk.plan_entry(self.cache, digest.hex())
+        assert self._standing() == before
+        foreseen = plan.result
+        assert plan.carry_out(self.cache) == foreseen
+        assert foreseen.num_evicted == len(before) - len(self.cache.index)
+        assert all(not node.is_indexed for node in plan.nodes)
+        # Nothing was left out that could go.
+        assert kind != "idle" or not plan_idle(self.cache, number).nodes
+        assert foreseen.num_in_use + foreseen.num_kept <= self.cache.num_live
+
+    def _standing(self) -> list[tuple[object, ...]]:
+        """All that an eviction could change."""
+        cache = self.cache
+        return [
+            (n.digest, n.block, n.rank, n.num_children, cache.pool.num_holds(n.block))
+            for n in cache.index
+        ]
 
     # -- what always holds --------------------------------------------------------------------
 
@@ -425,7 +447,7 @@ class CacheMachine(RuleBasedStateMachine):
         paths = [tokens_of(node) for node in index]
         for tokens in self.kept.values():
             assert not tokens or max(in_common(path, tokens) for path in paths) == len(tokens)
-        listed = [e.keep for e in desk.entries(self.cache)[0] if e.keep is not None]
+        listed = [e.keep for e in entries(self.cache)[0] if e.keep is not None]
         assert sorted(listed, key=id) == sorted(keeps, key=id)
 
     def _forget_lost_keeps(self) -> None:
@@ -475,7 +497,7 @@ class CacheMachine(RuleBasedStateMachine):
                 desk.unpin(self.cache, keep.name)
         invariants.check(self.cache, [])
         assert self.cache.num_live == 0
-        desk.evict_blocks(self.cache, None)
+        desk.plan_blocks(self.cache, None).carry_out(self.cache)
         assert (len(self.cache.index), self.cache.num_free) == (0, self.cache.num_usable)
 
     def _state(self) -> object:

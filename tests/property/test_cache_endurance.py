@@ -157,5 +157,5 @@ def test_when_all_lives_are_over_nothing_is_held(policy: CachePolicy, num_lives:
     counters = cache.counters
     assert counters.hit_tokens > 2 * num_lives
     assert min(counters.copied_tokens, counters.evicted_blocks, counters.dropped_blocks) > 0
-    desk.evict_blocks(cache, None)
+    desk.plan_blocks(cache, None).carry_out(cache)
     assert (len(cache.index), cache.num_free, cache.index.num_leaves) == (0, 59, 0)

@@ -189,6 +189,10 @@ class EngineMachine(RuleBasedStateMachine):
     def evict_idle(self, idle_s: int) -> None:
         self.rig.evict(idle_s=idle_s)
 
+    @rule(age_s=st.integers(0, 5))
+    def evict_aged(self, age_s: int) -> None:
+        self.rig.evict(age_s=age_s)
+
     @rule(data=st.data(), tenant=tenants)
     def evict_entry(self, data: st.DataObject, tenant: str) -> None:
         if digest := self._a_digest(data, tenant):

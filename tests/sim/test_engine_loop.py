@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime_cache.cache.results import CacheReport
+from runtime_cache.cache.results import CacheReport, Evicted
 from runtime_cache.engine.commands import (
     EmitTokens,
     FailRequest,
-    ReportEvicted,
     ReportExplained,
 )
 from runtime_cache.engine.loop import Answer
@@ -361,11 +360,11 @@ async def test_register_evict_and_release(new_rig: NewRig) -> None:
     heard = rig.register("p", range(8))
     await rig.run(heard)
     assert (await heard.finished()).prefix_id == "p"
-    assert rig.engine.evict(None) == ReportEvicted(num_evicted=0, num_in_use=2)
+    assert rig.engine.evict(None) == Evicted(0, 0, 2)
     assert rig.engine.release_prefix(PrefixId("p"))
     assert not rig.engine.release_prefix(PrefixId("p"))
-    assert rig.engine.evict(None, max_blocks=1) == ReportEvicted(num_evicted=1, num_in_use=0)
-    assert rig.engine.evict(None) == ReportEvicted(num_evicted=1, num_in_use=0)
+    assert rig.engine.evict(None, max_blocks=1) == Evicted(1, 0, 0)
+    assert rig.engine.evict(None) == Evicted(1, 0, 0)
 
 
 async def test_pin_explain_and_unpin(new_rig: NewRig) -> None:
@@ -375,13 +374,13 @@ async def test_pin_explain_and_unpin(new_rig: NewRig) -> None:
     digest = digests_of(range(9))[1]
     keep = rig.engine.pin(DEFAULT_TENANT, digest)
     assert (keep.kind, keep.digest, keep.num_tokens) == ("pin", digest, 8)
-    assert rig.engine.evict(DEFAULT_TENANT) == ReportEvicted(num_evicted=1, num_in_use=2)
+    assert rig.engine.evict(DEFAULT_TENANT) == Evicted(1, 0, 2)
     prompt = np.array([*range(8), 50, 51], dtype=np.int32)
     explained = rig.engine.explain(DEFAULT_TENANT, prompt)
     assert explained == ReportExplained(CacheReport(8, "extended", 8, 8), prompt_tokens=10)
     assert rig.engine.unpin(DEFAULT_TENANT, digest[:8]) == keep
-    assert rig.engine.evict(DEFAULT_TENANT, digest=digest) == ReportEvicted(2, 0)
-    assert rig.engine.evict(DEFAULT_TENANT, idle_s=0.0) == ReportEvicted(0, 0)
+    assert rig.engine.evict(DEFAULT_TENANT, digest=digest) == Evicted(2, 0, 0)
+    assert rig.engine.evict(DEFAULT_TENANT, used_until_s=0.0) == Evicted(0, 0, 0)
 
 
 async def test_a_lease_is_given_up_by_the_timer(new_rig: NewRig) -> None:

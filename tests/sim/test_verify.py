@@ -18,6 +18,7 @@ from runtime_cache.cache import desk
 from runtime_cache.errors import DeviceError
 from runtime_cache.runtime import Runtime
 from tests.support.aclsim import download, put
+from tests.support.caching import entries
 from tests.support.house import House, ask, is_decode, open_house
 from tests.support.served import BLOCK, config_for
 
@@ -43,7 +44,7 @@ async def client(house: House) -> AsyncIterator[Client]:
 def blocks_of(runtime: Runtime) -> list[int]:
     """Of the prefix that was used last, in the order of its tokens."""
     cache = runtime.cache
-    ((entry,), _) = desk.entries(cache, 1)
+    ((entry,), _) = entries(cache, 1)
     return [int(node.block) for node in desk.find(cache, entry.digest).path]
 
 
@@ -55,13 +56,13 @@ async def flip_bit(runtime: Runtime, block: int, *, token: int = 0, bit: int = 0
         byte = download(ptr, np.uint8, 1)
         put(ptr, byte ^ np.uint8(1 << bit % 8))
 
-    await runtime._thread.run(flip)
+    await runtime.thread.run(flip)
 
 
 async def poison(runtime: Runtime, block: int) -> None:
     """A value of a block is what fresh device memory holds."""
     ptr = runtime.executor._pool.run_ptr(0, block * BLOCK + 1, 1)
-    await runtime._thread.run(put, ptr, np.frombuffer(bytes.fromhex("fe7ffe7f"), np.uint8).copy())
+    await runtime.thread.run(put, ptr, np.frombuffer(bytes.fromhex("fe7ffe7f"), np.uint8).copy())
 
 
 def counts(reply: Verified) -> tuple[int, int, int, int, int, int]:

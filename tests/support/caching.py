@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from runtime_cache.cache import desk, listing
 from runtime_cache.cache.block_table import BlockTable
+from runtime_cache.cache.desk import EvictionPlan
 from runtime_cache.cache.hashing import HashChain, root_digest
+from runtime_cache.cache.listing import EntryQuery
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.policy import DEFAULT_PRIORITY, CachePolicy
-from runtime_cache.cache.results import Keep
-from runtime_cache.ids import PrefixId
+from runtime_cache.cache.results import CacheEntry, Keep
+from runtime_cache.ids import DEFAULT_TENANT, PrefixId
 
 BLOCK_SIZE = 4
 ROOT = root_digest(bundle_digest=b"\x11" * 32, block_size=BLOCK_SIZE)
@@ -133,6 +137,30 @@ def register(cache: CacheManager, prefix_id: str, tokens: Sequence[int]) -> Keep
     keep = cache.register(PrefixId(prefix_id), table)
     cache.release(table)
     return keep
+
+
+# -- what an operator asks ----------------------------------------------------------------------
+
+
+def entries(
+    cache: CacheManager, limit: int | None = None, offset: int = 0, **query: Any
+) -> tuple[list[CacheEntry], int]:
+    """A page of a cache's entries, and how many there are in all."""
+    caches = {DEFAULT_TENANT: cache}
+    page = listing.page(caches, EntryQuery(limit, offset, **query))
+    return [entry for _, entry in page.entries], page.total
+
+
+def plan_idle(cache: CacheManager, idle_s: float, max_blocks: int | None = None) -> EvictionPlan:
+    """To evict what was not used for so long."""
+    until_s = cache.now_s - idle_s
+    return desk.plan_old(cache, lambda node: node.last_used_s <= until_s, max_blocks)
+
+
+def plan_aged(cache: CacheManager, age_s: float, max_blocks: int | None = None) -> EvictionPlan:
+    """To evict what was committed so long ago."""
+    until_s = cache.now_s - age_s
+    return desk.plan_old(cache, lambda node: node.created_s <= until_s, max_blocks)
 
 
 # -- what is where ------------------------------------------------------------------------------

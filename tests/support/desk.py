@@ -14,15 +14,15 @@ from ipc.server import ClientRef
 from om_models.chat import ChatTemplate
 from om_models.null_model import byte_level_library
 from om_models.tokenizer import Tokenizer
+from runtime_cache.cache.listing import EntryQuery
 from runtime_cache.cache.prefix_index import PrefixNode
-from runtime_cache.cache.results import CacheReport, Keep
+from runtime_cache.cache.results import CacheEntry, CacheReport, Evicted, Keep, ShownEntry
 from runtime_cache.cache.verification import Reading, Verdict
 from runtime_cache.engine.commands import (
     EmitTokens,
     FailRequest,
     FinishReason,
     FinishRequest,
-    ReportEvicted,
     ReportExplained,
     ReportToRead,
 )
@@ -141,10 +141,27 @@ class FakeEngine:
         *,
         max_blocks: int | None = None,
         digest: str | None = None,
-        idle_s: float | None = None,
-    ) -> ReportEvicted:
-        self._ask("evict", tenant, max_blocks, digest, idle_s)
-        return ReportEvicted(3 if max_blocks is None else min(max_blocks, 3), num_in_use=2)
+        used_until_s: float | None = None,
+        created_until_s: float | None = None,
+        is_dry_run: bool = False,
+    ) -> Evicted:
+        what = (max_blocks, digest, used_until_s, created_until_s, is_dry_run)
+        self._ask("evict", tenant, *what)
+        return Evicted(3 if max_blocks is None else min(max_blocks, 3), num_in_use=2, num_kept=1)
+
+    def show(
+        self, tenant: TenantName, digest: str | None, prefix_id: PrefixId | None
+    ) -> ShownEntry:
+        self._ask("show", tenant, digest, prefix_id)
+        entry = CacheEntry("d", 4, 1, 2, 3, NOW_S, NOW_S, 50)
+        return ShownEntry(entry, (), 5, bytes(16))
+
+    def start_drain(self) -> int:
+        self._ask("drain")
+        return len(self._sinks)
+
+    def end_drain(self) -> None:
+        self._ask("resume")
 
     def pin(self, tenant: TenantName, digest: str, ttl_s: float | None) -> Keep:
         self._ask("pin", tenant, digest, ttl_s)
@@ -235,6 +252,7 @@ class FakeFacts:
 
     def __init__(self) -> None:
         self.reads: list[tuple[int, int]] = []
+        self.queries: list[EntryQuery] = []
         self.kv = bytes(25)
         self.may_read = asyncio.Event()
         self.error: Exception | None = None
@@ -273,10 +291,33 @@ class FakeFacts:
         return 3 if tenant is None else 2
 
     def entries(
-        self, *, limit: int, offset: int, tenant: TenantName | None
+        self, query: EntryQuery, tenant: TenantName | None
     ) -> tuple[tuple[wire.Entry, ...], int]:
         """No entries; their number shows what was asked for."""
-        return (), limit + offset + (1000 if tenant is None else len(tenant))
+        self.queries.append(query)
+        return (), (query.limit or 0) + query.offset + (1000 if tenant is None else len(tenant))
+
+    def shown(
+        self, message_id: wire.MessageId, tenant: TenantName, shown: ShownEntry, *, with_text: bool
+    ) -> wire.Shown:
+        return wire.Shown(
+            message_id,
+            entry=wire.Entry(
+                digest=shown.entry.digest,
+                num_tokens=4,
+                num_blocks=1,
+                num_bytes=100,
+                hits=3,
+                age_s=0,
+                idle_s=0,
+                in_use=True,
+                tenant=tenant,
+            ),
+            blocks=(),
+            num_requests=shown.entry.num_requests,
+            num_continued_by=shown.num_continued_by,
+            text="text" if with_text else None,
+        )
 
 
 def cached_node(block: int, num_tokens: int = 4) -> PrefixNode:

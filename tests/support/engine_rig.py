@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Literal, NamedTuple
 
@@ -37,6 +38,7 @@ from runtime_cache.engine.events import (
     PinAsked,
     PrefixReleased,
     RequestArrived,
+    ShowAsked,
     StepDone,
     StepFailed,
     StepHung,
@@ -327,9 +329,29 @@ class EngineRig:
         tenant: str | None = None,
         digest: str | None = None,
         idle_s: float | None = None,
+        age_s: float | None = None,
     ) -> Command:
-        name = None if tenant is None else TenantName(tenant)
-        return self._ask(EvictAsked(self.now_s, name, max_blocks, digest, idle_s))
+        """What a dry run foresees, and what then happens: the same, or the rig complains."""
+        question = EvictAsked(
+            self.now_s,
+            None if tenant is None else TenantName(tenant),
+            max_blocks,
+            digest,
+            used_until_s=None if idle_s is None else self.now_s - idle_s,
+            created_until_s=None if age_s is None else self.now_s - age_s,
+        )
+        before = self.state.snapshot()
+        foreseen = self._ask(replace(question, is_dry_run=True))
+        assert self.state.snapshot() == before
+        done = self._ask(question)
+        assert done == foreseen
+        return done
+
+    def show(
+        self, *, tenant: str = "", digest: str | None = None, prefix_id: str | None = None
+    ) -> Command:
+        name = None if prefix_id is None else PrefixId(prefix_id)
+        return self._ask(ShowAsked(self.now_s, digest, name, TenantName(tenant)))
 
     def release_prefix(self, prefix_id: str, *, tenant: str = "") -> Command:
         return self._ask(PrefixReleased(PrefixId(prefix_id), self.now_s, TenantName(tenant)))

@@ -15,9 +15,12 @@ from tests.support.caching import (
     commit,
     computed,
     digests_of,
+    entries,
     gauges,
     num_cached,
     parked_blocks,
+    plan_aged,
+    plan_idle,
     register,
     serve,
 )
@@ -39,7 +42,7 @@ def packed(tokens: range | list[int]) -> bytes:
 
 
 def lengths(cache: CacheManager, limit: int | None = None, offset: int = 0) -> list[int]:
-    return [entry.num_tokens for entry in desk.entries(cache, limit, offset)[0]]
+    return [entry.num_tokens for entry in entries(cache, limit, offset)[0]]
 
 
 # -- entries ------------------------------------------------------------------------------------
@@ -47,8 +50,8 @@ def lengths(cache: CacheManager, limit: int | None = None, offset: int = 0) -> l
 
 def test_an_empty_cache_has_no_entries(make_cache: MakeCache) -> None:
     cache = make_cache(4)
-    assert desk.entries(cache) == ([], 0)
-    assert desk.entries(cache, limit=5, offset=3) == ([], 0)
+    assert entries(cache) == ([], 0)
+    assert entries(cache, limit=5, offset=3) == ([], 0)
 
 
 def test_entries_are_what_nothing_continues_and_what_is_kept(make_cache: MakeCache) -> None:
@@ -60,9 +63,9 @@ def test_entries_are_what_nothing_continues_and_what_is_kept(make_cache: MakeCac
     serve(cache, range(10), priority=60)  # 1 <- 2 <- 3
     cache.now_s = 3.0
     serve(cache, range(20, 25))  # 4 <- 5
-    entries, total = desk.entries(cache)
+    found, total = entries(cache)
     assert total == 3
-    assert entries == [
+    assert found == [
         CacheEntry(
             digest_of(cache, range(20, 25)),
             num_tokens=5,
@@ -105,13 +108,13 @@ def test_keeps_that_end_in_one_block_are_entries_of_their_own(make_cache: MakeCa
     keeps = [register(cache, name, range(n)) for name, n in zip(names, (8, 7, 6), strict=True)]
     pinned = desk.pin(cache, digests_of(range(8))[1], None)
     expected = [*keeps, pinned, None]
-    entries, total = desk.entries(cache)
-    assert ([entry.keep for entry in entries], total) == (expected, 5)
-    assert {entry.num_requests for entry in entries} == {0}
-    assert [e.num_tokens for e in entries] == [k.num_tokens if k else 4 for k in expected]
+    found, total = entries(cache)
+    assert ([entry.keep for entry in found], total) == (expected, 5)
+    assert {entry.num_requests for entry in found} == {0}
+    assert [e.num_tokens for e in found] == [k.num_tokens if k else 4 for k in expected]
     for limit in range(1, 6):
-        pages = [desk.entries(cache, limit, offset) for offset in range(0, 5, limit)]
-        assert [entry for page, _ in pages for entry in page] == entries
+        pages = [entries(cache, limit, offset) for offset in range(0, 5, limit)]
+        assert [entry for page, _ in pages for entry in page] == found
         assert {total for _, total in pages} == {5}
 
 
@@ -122,9 +125,9 @@ def test_only_live_requests_use_an_entry(make_cache: MakeCache) -> None:
     assert desk.pin(cache, digests_of(range(8))[1], None) is not None
 
     def used() -> dict[int, int]:
-        entries, total = desk.entries(cache)
+        found, total = entries(cache)
         assert total == 3
-        return {entry.num_tokens: entry.num_requests for entry in entries}
+        return {entry.num_tokens: entry.num_requests for entry in found}
 
     assert used() == {4: 0, 8: 0}
     table = admitted(cache, [*range(8), 50])
@@ -162,7 +165,7 @@ def test_entries_come_in_pages_last_used_first(
         cache.now_s = float(number)
         serve(cache, range(10 * number, 10 * number + num_tokens))
     assert lengths(cache, limit, offset) == expected
-    assert desk.entries(cache, limit, offset)[1] == 4
+    assert entries(cache, limit, offset)[1] == 4
 
 
 def test_a_registration_of_nothing_comes_last(make_cache: MakeCache) -> None:
@@ -171,8 +174,8 @@ def test_a_registration_of_nothing_comes_last(make_cache: MakeCache) -> None:
     keep = register(cache, "p", range(3))
     assert keep is not None
     assert (keep.num_tokens, keep.blocks, keep.digest) == (0, (), "")
-    assert desk.entries(cache) == ([CacheEntry("", 0, 0, 0, 0, 5.0, 5.0, 0, keep)], 1)
-    assert desk.entries(cache, limit=1, offset=1) == ([], 1)
+    assert entries(cache) == ([CacheEntry("", 0, 0, 0, 0, 5.0, 5.0, 0, keep)], 1)
+    assert entries(cache, limit=1, offset=1) == ([], 1)
 
 
 def test_a_kept_block_that_has_more_tokens_now_is_listed_as_it_is(make_cache: MakeCache) -> None:
@@ -182,7 +185,7 @@ def test_a_kept_block_that_has_more_tokens_now_is_listed_as_it_is(make_cache: Ma
     assert keep is not None
     assert cache.reserve(table, 9)
     commit(cache, table, range(7))
-    (entry,) = desk.entries(cache)[0]
+    (entry,) = entries(cache)[0]
     # Six are kept, in a block that has seven by now.
     assert (entry.num_tokens, entry.digest) == (6, digest_of(cache, range(7)))
     assert (entry.keep, entry.num_requests) == (keep, 1)
@@ -230,7 +233,7 @@ def test_an_ambiguous_digest_names_nothing(make_cache: MakeCache) -> None:
     for ask in (
         lambda: desk.find(cache, digit),
         lambda: desk.pin(cache, digit, None),
-        lambda: desk.evict_entry(cache, digit),
+        lambda: desk.plan_entry(cache, digit).carry_out(cache),
     ):
         with pytest.raises(InvalidRequest, match=expected):
             ask()
@@ -247,7 +250,7 @@ def test_an_operator_evicts_what_nobody_holds(
     cache = make_cache(8)
     serve(cache, range(8))
     computed(cache, range(20, 24))
-    assert desk.evict_blocks(cache, max_blocks) == (evicted, 1)
+    assert desk.plan_blocks(cache, max_blocks).carry_out(cache) == (evicted, 1, 0)
     assert cache.num_evictable == 2 - evicted
     assert cache.counters.evicted_by["operator"] == evicted
 
@@ -257,10 +260,10 @@ def test_a_prefix_is_evicted_and_a_shared_beginning_stays(make_cache: MakeCache)
     one, other = [*range(12)], [*range(4), *range(50, 58)]
     serve(cache, one)  # 1, 2, 3
     serve(cache, other)  # 1, 4, 5
-    assert desk.evict_entry(cache, digest_of(cache, one)) == (2, 0)
+    assert desk.plan_entry(cache, digest_of(cache, one)).carry_out(cache) == (2, 0, 0)
     assert (num_cached(cache, one), num_cached(cache, other)) == (4, 12)
     # What only led to the last one goes with it.
-    assert desk.evict_entry(cache, digest_of(cache, other)) == (3, 0)
+    assert desk.plan_entry(cache, digest_of(cache, other)).carry_out(cache) == (3, 0, 0)
     assert gauges(cache) == (0, 0, 11)
 
 
@@ -271,22 +274,22 @@ def test_all_that_goes_on_from_a_prefix_goes_with_it(make_cache: MakeCache) -> N
     serve(cache, [*range(8), 60])
     serve(cache, range(100, 104))
     first, second = digests_of(range(8))
-    assert desk.evict_entry(cache, second) == (5, 0)
+    assert desk.plan_entry(cache, second).carry_out(cache) == (5, 0, 0)
     assert [num_cached(cache, range(12)), num_cached(cache, range(100, 104))] == [0, 4]
     with pytest.raises(UnknownEntry):
-        desk.evict_entry(cache, first)
+        desk.plan_entry(cache, first).carry_out(cache)
 
 
 def test_of_a_prefix_what_is_held_stays(make_cache: MakeCache) -> None:
     cache = make_cache(16)
     serve(cache, range(12))  # 1, 2, 3
     held = computed(cache, [*range(8), 60])  # 1, 2, 4
-    assert desk.evict_entry(cache, digests_of(range(4))[0]) == (1, 3)
+    assert desk.plan_entry(cache, digests_of(range(4))[0]).carry_out(cache) == (1, 3, 0)
     assert num_cached(cache, range(12)) == 8
-    assert desk.evict_entry(cache, digest_of(cache, [*range(8), 60])) == (0, 3)
+    assert desk.plan_entry(cache, digest_of(cache, [*range(8), 60])).carry_out(cache) == (0, 3, 0)
     cache.release(held)
     assert parked_blocks(cache) == [4, 2, 1]
-    assert desk.evict_entry(cache, digests_of(range(4))[0]) == (3, 0)
+    assert desk.plan_entry(cache, digests_of(range(4))[0]).carry_out(cache) == (3, 0, 0)
 
 
 def test_of_a_kept_prefix_all_blocks_are_in_use_however_it_is_asked(make_cache: MakeCache) -> None:
@@ -295,8 +298,12 @@ def test_of_a_kept_prefix_all_blocks_are_in_use_however_it_is_asked(make_cache: 
     serve(cache, [*range(20), *range(50, 58)])  # 6, 7
     digest = digests_of(range(20))[4]
     assert desk.pin(cache, digest, None) is not None
-    assert desk.evict_entry(cache, digest) == (2, 5)
-    assert desk.evict_entry(cache, digest) == desk.evict_blocks(cache, None) == (0, 5)
+    assert desk.plan_entry(cache, digest).carry_out(cache) == (2, 0, 5)
+    assert (
+        desk.plan_entry(cache, digest).carry_out(cache)
+        == desk.plan_blocks(cache, None).carry_out(cache)
+        == (0, 0, 5)
+    )
 
 
 @pytest.mark.parametrize(("idle_s", "evicted"), [(0.0, 5), (1.0, 5), (1.5, 3), (4.0, 3), (4.1, 0)])
@@ -309,7 +316,7 @@ def test_what_was_not_used_for_so_long_is_evicted(
     cache.now_s = 3.0
     serve(cache, range(20, 28))
     cache.now_s = 4.0
-    assert desk.evict_idle(cache, idle_s) == (evicted, 1)
+    assert plan_idle(cache, idle_s).carry_out(cache) == (evicted, idle_s <= 4.0, 0)
 
 
 def test_of_an_idle_prefix_the_beginning_that_is_in_use_stays(make_cache: MakeCache) -> None:
@@ -317,7 +324,7 @@ def test_of_an_idle_prefix_the_beginning_that_is_in_use_stays(make_cache: MakeCa
     serve(cache, range(12))
     cache.now_s = 10.0
     serve(cache, [*range(4), *range(50, 54)])
-    assert desk.evict_idle(cache, 5.0) == (2, 0)
+    assert plan_idle(cache, 5.0).carry_out(cache) == (2, 0, 0)
     assert num_cached(cache, [*range(4), *range(50, 54)]) == 8
 
 
@@ -328,6 +335,41 @@ def test_an_idle_beginning_stays_while_something_goes_on_from_it(make_cache: Mak
     cache.now_s = 10.0
     commit(cache, slow, range(8))
     cache.release(slow)
-    assert desk.evict_idle(cache, 5.0) == (0, 0)
+    assert plan_idle(cache, 5.0).carry_out(cache) == (0, 0, 0)
     cache.now_s = 15.0
-    assert desk.evict_idle(cache, 5.0) == (2, 0)
+    assert plan_idle(cache, 5.0).carry_out(cache) == (2, 0, 0)
+
+
+@pytest.mark.parametrize(("age_s", "evicted"), [(0.0, 5), (1.0, 5), (1.5, 3), (4.0, 3), (4.1, 0)])
+def test_what_was_committed_so_long_ago_is_evicted_however_often_it_was_used(
+    make_cache: MakeCache, age_s: float, evicted: int
+) -> None:
+    cache = make_cache(12)
+    serve(cache, range(12))  # at 0
+    cache.now_s = 3.0
+    serve(cache, range(20, 28))
+    cache.now_s = 4.0
+    serve(cache, range(12))
+    assert plan_aged(cache, age_s).carry_out(cache) == (evicted, 0, 0)
+
+
+def test_old_blocks_that_stay_are_told_apart(make_cache: MakeCache) -> None:
+    cache = make_cache(16)
+    serve(cache, range(8))  # 1, 2
+    computed(cache, range(20, 25))  # 3, 4
+    assert desk.pin(cache, digests_of(range(4))[0], None) is not None
+    live = computed(cache, [*range(4), 50])  # 1, 5
+    cache.now_s = 10.0
+    computed(cache, range(60, 64))  # held, and not old
+    assert plan_idle(cache, 5.0).result == (1, 4, 0)
+    cache.release(live)
+    assert plan_idle(cache, 5.0).result == (2, 2, 1)
+    assert desk.plan_blocks(cache, None).result == (2, 3, 1)
+    assert desk.plan_entry(cache, digests_of(range(4))[0]).result == (2, 0, 1)
+
+
+def test_no_more_than_so_many_of_what_is_old(make_cache: MakeCache) -> None:
+    cache = make_cache(16)
+    serve(cache, range(12))
+    assert plan_idle(cache, 0.0, max_blocks=0).result == (0, 0, 0)
+    assert [node.num_tokens for node in plan_idle(cache, 0.0, max_blocks=2).nodes] == [12, 8]

@@ -9,6 +9,7 @@ from tests.support.caching import (
     admitted,
     chain_of,
     computed,
+    entries,
     free_blocks,
     gauges,
     num_cached,
@@ -49,7 +50,7 @@ def test_a_failed_step_takes_that_block_from_who_keeps_it_too(make_cache: MakeCa
     cache.drop(table)
     # The pin goes on holding the block, which nobody finds any more.
     assert (num_cached(cache, range(6)), gauges(cache)) == (4, (2, 0, 7))
-    (entry,) = desk.entries(cache)[0]
+    (entry,) = entries(cache)[0]
     assert entry.keep is not None
     assert (entry.num_tokens, entry.keep.digest) == (4, digest)
     assert serve(cache, range(6)) == [1, 3]
@@ -164,7 +165,7 @@ def test_a_source_that_has_left_the_cache_is_not_forgotten_twice(make_cache: Mak
     serve(cache, range(6))
     table = admitted(cache, [*range(6), 60])
     cache.copied(table)
-    desk.evict_blocks(cache, None)
+    desk.plan_blocks(cache, None).carry_out(cache)
     assert serve(cache, range(100, 136))[-1] == 2  # the block is another's now
     before = num_cached(cache, range(100, 136))
     cache.drop(table, is_all_suspect=True)

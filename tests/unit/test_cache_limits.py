@@ -339,7 +339,7 @@ def test_evicting_all_leaves_what_is_live(make_cache: MakeCache) -> None:
     cache = make_cache(8)
     serve(cache, range(9))
     live = computed(cache, range(20, 25))
-    assert desk.evict_blocks(cache, None) == (3, 2)
+    assert desk.plan_blocks(cache, None).carry_out(cache) == (3, 2, 0)
     assert gauges(cache) == (2, 0, 5)
     assert admit(cache, range(40, 61)) is None
     assert admit(cache, range(40, 60)) is not None

@@ -21,6 +21,7 @@ from tests.support.caching import (
     chain_of,
     commit,
     computed,
+    entries,
     free_blocks,
     gauges,
     make_manager,
@@ -95,14 +96,14 @@ def test_tables_with_shared_blocks_are_released_in_any_order(make_cache: MakeCac
     assert parked_blocks(cache) == [3, 2]
     cache.release(tables[2])
     assert parked_blocks(cache) == [3, 2, 4, 1]
-    desk.evict_blocks(cache, 3)
+    desk.plan_blocks(cache, 3).carry_out(cache)
     assert parked_blocks(cache) == [1]
 
 
 def test_match_tells_without_changing_anything(make_cache: MakeCache) -> None:
     cache = make_cache(8)
     serve(cache, range(10))
-    before = parked_blocks(cache), desk.entries(cache), gauges(cache), cache.counters.copy()
+    before = parked_blocks(cache), entries(cache), gauges(cache), cache.counters.copy()
     nodes = list(cache.index)
     match = cache.match(chain_of(range(10)), 10)
     assert match == (10, tuple(nodes[:2]), nodes[2], 10, nodes[2])
@@ -111,7 +112,7 @@ def test_match_tells_without_changing_anything(make_cache: MakeCache) -> None:
     assert cache.match(chain_of([0, 1, 50]), 2) == (2, (), nodes[0], 2, nodes[0])
     assert cache.match(chain_of(range(1, 9)), 8) == (0, (), None, 0, None)
     assert cache.match(chain_of(range(10)), 0) == (0, (), None, 0, None)
-    after = parked_blocks(cache), desk.entries(cache), gauges(cache), cache.counters
+    after = parked_blocks(cache), entries(cache), gauges(cache), cache.counters
     assert after == before
 
 
@@ -191,11 +192,11 @@ def test_the_length_of_a_match_follows_what_comes_and_goes(make_cache: MakeCache
         assert cache.match_length(chain, hint, 12) == length
     assert [n.block for n in hint.nodes] == [1, 2, 3]
     cache.release(table)
-    desk.evict_blocks(cache, 2)
+    desk.plan_blocks(cache, 2).carry_out(cache)
     assert cache.match_length(chain, hint, 12) == 4
     serve(cache, range(9))
     assert cache.match_length(chain, hint, 12) == 8
-    desk.evict_blocks(cache, None)
+    desk.plan_blocks(cache, None).carry_out(cache)
     assert cache.match_length(chain, hint, 12) == 0
     assert hint.nodes == []
 
@@ -278,7 +279,7 @@ def test_a_shared_parent_outlives_its_leaves(make_cache: MakeCache) -> None:
     serve(cache, range(8))  # 1 <- 2
     serve(cache, [*range(4), *range(30, 34)])  # 1 <- 3
     assert parked_blocks(cache) == [2, 3, 1]
-    assert desk.evict_blocks(cache, 2) == (2, 0)
+    assert desk.plan_blocks(cache, 2).carry_out(cache) == (2, 0, 0)
     assert parked_blocks(cache) == [1]
     assert num_cached(cache, range(8)) == 4
 
@@ -330,7 +331,7 @@ def test_the_time_between_two_uses_is_added_up(make_cache: MakeCache) -> None:
     cache.now_s = 30.0
     serve(cache, range(50, 54))
     cache.now_s = 31.0
-    assert desk.evict_blocks(cache, None) == (3, 0)
+    assert desk.plan_blocks(cache, None).carry_out(cache) == (3, 0, 0)
     counters = cache.counters
     assert (counters.evicted_blocks, counters.evicted_unused_blocks) == (3, 1)
     assert counters.evicted_idle_s == (31 - 20) + (31 - 13) + (31 - 30)
@@ -340,9 +341,9 @@ def test_a_copy_of_the_counters_does_not_change(make_cache: MakeCache) -> None:
     cache = make_cache(4)
     before = cache.counters.copy()
     serve(cache, range(8))
-    desk.evict_blocks(cache, 1)
+    desk.plan_blocks(cache, 1).carry_out(cache)
     after = cache.counters.copy()
-    desk.evict_blocks(cache, 1)
+    desk.plan_blocks(cache, 1).carry_out(cache)
     assert (before.inserted_blocks, before.evicted_by) == (0, {})
     assert (after.evicted_blocks, after.evicted_by) == (1, {"operator": 1})
     assert cache.counters.evicted_by == {"operator": 2}

@@ -109,7 +109,7 @@ def test_what_was_evicted_is_remembered_at_every_block(
 ) -> None:
     cache = make_cache(8)
     serve(cache, range(14))
-    desk.evict_blocks(cache, 4 - num_left // 4)
+    desk.plan_blocks(cache, 4 - num_left // 4).carry_out(cache)
     expected = CacheReport(num_left, "evicted", num_left or None, nearest)
     assert report(cache, range(14)) == expected
     table = admitted(cache, range(14))
@@ -124,7 +124,7 @@ def test_a_short_prompt_that_was_evicted_is_remembered(
 ) -> None:
     cache = make_cache(8)
     serve(cache, range(num_tokens))
-    desk.evict_blocks(cache, None)
+    desk.plan_blocks(cache, None).carry_out(cache)
     assert report(cache, range(num_tokens)) == CacheReport(0, "evicted")
     assert report(cache, [*range(num_tokens - 1), 90]) == CacheReport(0, "cold")
 
@@ -136,7 +136,7 @@ def test_a_prompt_is_remembered_although_its_block_went_on(make_cache: MakeCache
     commit(cache, table, range(7))  # and its answer
     commit(cache, table, range(8))
     cache.release(table)
-    desk.evict_blocks(cache, None)
+    desk.plan_blocks(cache, None).carry_out(cache)
     assert report(cache, range(6)) == CacheReport(0, "evicted")
     serve(cache, range(4))
     assert report(cache, range(6)) == CacheReport(4, "evicted", 4, 4)
@@ -153,7 +153,7 @@ def test_a_prompt_is_remembered_although_a_longer_one_took_its_place(
     prompts = [range(8), range(6)] if is_longer_first else [range(6), range(8)]
     for prompt in prompts:
         serve(cache, prompt)
-    desk.evict_blocks(cache, 1)
+    desk.plan_blocks(cache, 1).carry_out(cache)
     assert report(cache, range(6)) == CacheReport(4, "evicted", 4, 4)
 
 
@@ -162,7 +162,7 @@ def test_that_it_was_evicted_beats_that_another_entry_is_near(make_cache: MakeCa
     serve(cache, range(12))  # 1, 2, 3
     serve(cache, [*range(10), 50])  # 1, 2, 4
     assert report(cache, [*range(11), 60, 61]) == CacheReport(11, "diverged", 11, 12)
-    desk.evict_blocks(cache, 1)
+    desk.plan_blocks(cache, 1).carry_out(cache)
     assert report(cache, range(13)) == CacheReport(10, "evicted", 10, 11)
     # Another prompt goes on differently in that block.
     assert report(cache, [*range(11), 60, 61]) == CacheReport(10, "diverged", 10, 11)
@@ -172,7 +172,7 @@ def test_that_it_was_evicted_beats_that_another_entry_is_near(make_cache: MakeCa
 def test_a_prompt_that_goes_on_from_an_evicted_end(make_cache: MakeCache, num_served: int) -> None:
     cache = make_cache(8)
     serve(cache, range(num_served))
-    desk.evict_blocks(cache, 1)
+    desk.plan_blocks(cache, 1).carry_out(cache)
     left = num_served // 4 * 4
     nearest = (left, left) if left else (None, None)
     assert report(cache, range(12)) == CacheReport(left, "evicted", *nearest)
@@ -185,7 +185,7 @@ def test_a_prompt_that_goes_on_from_an_evicted_end(make_cache: MakeCache, num_se
 def test_an_evicted_end_that_another_block_has_too(make_cache: MakeCache) -> None:
     cache = make_cache(8)
     serve(cache, [1, 2])
-    desk.evict_blocks(cache, 1)
+    desk.plan_blocks(cache, 1).carry_out(cache)
     serve(cache, [1, 2, 50])
     assert report(cache, [1, 2, 60]) == CacheReport(2, "hit")
     assert report(cache, [1, 2, 60, 61]) == CacheReport(2, "diverged", 2, 3)
@@ -242,7 +242,7 @@ def test_below_the_limit_the_reason_is_another(make_cache: MakeCache) -> None:
     assert report(cache, range(20)) == CacheReport(0, "cold")
     serve(cache, range(20))
     assert report(cache, [*range(5), *range(50, 60)]) == CacheReport(5, "diverged", 5, 6)
-    desk.evict_blocks(cache, 1)
+    desk.plan_blocks(cache, 1).carry_out(cache)
     assert report(cache, [*range(5), *range(50, 60)]) == CacheReport(4, "extended", 4, 4)
 
 

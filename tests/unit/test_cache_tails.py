@@ -17,6 +17,7 @@ from tests.support.caching import (
     chain_of,
     commit,
     computed,
+    entries,
     free_blocks,
     gauges,
     num_cached,
@@ -124,7 +125,7 @@ def test_the_source_of_a_copy_is_held_until_it_is_copied(make_cache: MakeCache) 
     table = admitted(cache, [*range(6), 50])
     assert (table.blocks, table.copy) == ([1, 4], (2, 2))
     assert [cache.pool.num_holds(BlockId(b)) for b in range(1, 6)] == [1, 1, 0, 1, 0]
-    assert desk.evict_blocks(cache, None) == (1, 2)
+    assert desk.plan_blocks(cache, None).carry_out(cache) == (1, 2, 0)
     assert gauges(cache) == (3, 0, 2)
     invariants.check(cache, [table])
     cache.copied(table)
@@ -288,7 +289,7 @@ def test_a_tail_that_grows_is_used_then(make_cache: MakeCache) -> None:
     commit(cache, table, [1, 2, 3])
     cache.now_s = 9.0
     cache.release(table)
-    (entry,) = desk.entries(cache)[0]
+    (entry,) = entries(cache)[0]
     assert (entry.created_s, entry.last_used_s) == (0.0, 5.0)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from runtime_cache.cache.policy import CachePolicy
-from runtime_cache.cache.results import CacheReport
+from runtime_cache.cache.results import CacheReport, Evicted
 from runtime_cache.engine.commands import (
     FailRequest,
     ReportEvicted,
@@ -55,7 +55,7 @@ def test_a_prefix_is_computed_once_and_held_to_its_last_token() -> None:
     assert (final.reason, final.prefix_id, final.num_kept_blocks) == ("registered", "p", 3)
     assert (final.usage.prompt_tokens, final.usage.prefilled_tokens) == (10, 10)
     assert (rig.gauges(), kept(rig)) == ((3, 0, 20), [("registration", 10, 3)])
-    assert rig.evict() == ReportEvicted(num_evicted=0, num_in_use=3)
+    assert rig.evict() == ReportEvicted(Evicted(0, 0, 3))
     second = rig.arrive([*range(10), 50], max_tokens=1)
     assert rig.rows() == [(second, 10, 1)]
 
@@ -108,7 +108,7 @@ def test_a_released_prefix_becomes_evictable() -> None:
     assert rig.release_prefix("p") == ReportReleased(PrefixId("p"), is_known=True)
     assert rig.gauges() == (0, 2, 21)
     assert rig.release_prefix("p") == ReportReleased(PrefixId("p"), is_known=False)
-    assert rig.evict(1) == ReportEvicted(num_evicted=1, num_in_use=0)
+    assert rig.evict(1) == ReportEvicted(Evicted(1, 0, 0))
 
 
 def test_a_cancelled_registration_holds_nothing() -> None:
@@ -211,7 +211,7 @@ def test_a_pin_stays_until_it_is_unpinned() -> None:
     assert isinstance(answer, ReportPinned)
     assert (answer.keep.kind, answer.keep.digest, answer.keep.num_tokens) == ("pin", digest, 8)
     rig.tick(1e6)
-    assert rig.evict() == ReportEvicted(num_evicted=1, num_in_use=2)
+    assert rig.evict() == ReportEvicted(Evicted(1, 0, 2))
     assert rig.unpin(digest[:9]) == ReportUnpinned(answer.keep)
     assert rig.gauges() == (0, 2, 21)
 
@@ -286,7 +286,7 @@ def test_a_pin_of_a_running_request_outlives_it() -> None:
     rig.step_done()
     assert isinstance(rig.pin(digests_of(NINE)[1]), ReportPinned)
     rig.run()
-    assert rig.evict() == ReportEvicted(num_evicted=2, num_in_use=2)
+    assert rig.evict() == ReportEvicted(Evicted(2, 0, 2))
 
 
 # -- other questions ----------------------------------------------------------------------------
@@ -297,12 +297,12 @@ def test_evictions_by_number_digest_and_age() -> None:
     for start in (0, 20, 40):
         rig.arrive(range(start, start + 9), max_tokens=1)
         rig.run()  # two steps, so two seconds
-    assert rig.evict(2) == ReportEvicted(num_evicted=2, num_in_use=0)
-    assert rig.evict(digest=digests_of(range(20, 29))[1]) == ReportEvicted(3, 0)
-    assert rig.evict(idle_s=7.0) == ReportEvicted(0, 0)
+    assert rig.evict(2) == ReportEvicted(Evicted(2, 0, 0))
+    assert rig.evict(digest=digests_of(range(20, 29))[1]) == ReportEvicted(Evicted(3, 0, 0))
+    assert rig.evict(idle_s=7.0) == ReportEvicted(Evicted(0, 0, 0))
     rig.tick(1.0)
-    assert rig.evict(idle_s=5.0) == ReportEvicted(1, 0)
-    assert rig.evict() == ReportEvicted(3, 0)
+    assert rig.evict(idle_s=5.0) == ReportEvicted(Evicted(1, 0, 0))
+    assert rig.evict() == ReportEvicted(Evicted(3, 0, 0))
 
 
 def test_explain_says_what_a_request_then_reports() -> None:

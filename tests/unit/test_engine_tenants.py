@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from runtime_cache.cache.manager import CacheManager
+from runtime_cache.cache.results import Evicted
 from runtime_cache.engine.commands import ReportEvicted, ReportPinned, ReportRefused
 from runtime_cache.engine.events import RequestArrived
 from runtime_cache.engine.request import NewRequest, SamplingParams
@@ -124,8 +125,8 @@ def test_registrations_and_questions_are_a_tenants_own() -> None:
     assert refused.code == "unknown_entry"
     rig.release_prefix("p", tenant=B)
     assert [cache.num_live for cache in rig.caches.values()] == [3, 0]
-    assert rig.evict(tenant=A) == ReportEvicted(0, 3)
-    assert rig.evict(tenant=B) == ReportEvicted(3, 0)
+    assert rig.evict(tenant=A) == ReportEvicted(Evicted(0, 0, 3))
+    assert rig.evict(tenant=B) == ReportEvicted(Evicted(3, 0, 0))
 
 
 def test_operators_may_evict_from_all_tenants_together() -> None:
@@ -134,13 +135,13 @@ def test_operators_may_evict_from_all_tenants_together() -> None:
         rig.arrive(range(9), max_tokens=1, tenant=tenant)
         rig.run()
     (node,) = (n for n in rig.caches[B].index if n.num_tokens == 9)
-    assert rig.evict(digest=node.digest.hex()) == ReportEvicted(3, 0)
-    assert rig.evict(4) == ReportEvicted(3, 0)
+    assert rig.evict(digest=node.digest.hex()) == ReportEvicted(Evicted(3, 0, 0))
+    assert rig.evict(4) == ReportEvicted(Evicted(3, 0, 0))
     for tenant in (A, B):
         rig.arrive(range(9), max_tokens=1, tenant=tenant)
         rig.run()
-    assert rig.evict(4) == ReportEvicted(4, 0)
-    assert rig.evict(idle_s=0.0) == ReportEvicted(2, 0)
+    assert rig.evict(4) == ReportEvicted(Evicted(4, 0, 0))
+    assert rig.evict(idle_s=0.0) == ReportEvicted(Evicted(2, 0, 0))
 
 
 @pytest.mark.parametrize("digest", ["", "ff" * 32])

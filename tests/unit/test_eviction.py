@@ -234,7 +234,7 @@ def test_a_low_priority_goes_first_although_it_was_used_last(make_cache: MakeCac
     serve(cache, range(10, 18), priority=49)
     serve(cache, range(20, 24))
     assert parked_blocks(cache) == [3, 2, 1, 4]
-    desk.evict_blocks(cache, 2)
+    desk.plan_blocks(cache, 2).carry_out(cache)
     assert [num_cached(cache, t) for t in (range(4), range(10, 18))] == [4, 0]
 
 

@@ -17,6 +17,7 @@ from tests.support.caching import (
     commit,
     computed,
     digests_of,
+    entries,
     gauges,
     num_cached,
     parked_blocks,
@@ -128,8 +129,8 @@ def test_a_registered_prefix_is_never_evicted(make_cache: MakeCache) -> None:
     assert keep == Keep(P, "registration", digests_of(range(8))[1], 8, block_ids(1, 2), 0.0)
     assert [*cache.keeps] == [keep]
     assert gauges(cache) == (2, 0, 3)
-    assert desk.evict_blocks(cache, None) == (0, 2)
-    assert desk.evict_entry(cache, keep.digest) == (0, 2)
+    assert desk.plan_blocks(cache, None).carry_out(cache) == (0, 0, 2)
+    assert desk.plan_entry(cache, keep.digest).carry_out(cache) == (0, 0, 2)
     assert admit(cache, range(20, 33)) is None
     assert admitted(cache, range(9)).num_hit_tokens == 8
 
@@ -143,7 +144,7 @@ def test_a_registration_holds_its_last_partly_filled_block_too(
     assert keep is not None
     assert (keep.num_tokens, keep.blocks) == (num_tokens, blocks)
     assert gauges(cache)[0] == len(blocks)
-    desk.evict_blocks(cache, None)
+    desk.plan_blocks(cache, None).carry_out(cache)
     assert num_cached(cache, range(num_tokens)) == num_tokens
 
 
@@ -246,7 +247,7 @@ def test_a_pin_holds_a_prefix_until_it_is_given_up(make_cache: MakeCache) -> Non
     keep = desk.pin(cache, second, None)
     assert keep == Keep(second, "pin", second, 8, block_ids(1, 2), 7.0)
     assert (gauges(cache), parked_blocks(cache)) == ((2, 1, 4), [3])
-    assert desk.evict_blocks(cache, None) == (1, 2)
+    assert desk.plan_blocks(cache, None).carry_out(cache) == (1, 0, 2)
     assert admit(cache, range(50, 74)) is None
     with pytest.raises(UnknownEntry):
         desk.unpin(cache, first)
@@ -370,7 +371,7 @@ def test_a_lease_ends_while_its_block_is_to_be_copied(make_cache: MakeCache) -> 
     reader = admitted(cache, [*range(6), 60])
     cache.now_s = 5.0
     cache.expire()
-    desk.evict_blocks(cache, None)
+    desk.plan_blocks(cache, None).carry_out(cache)
     assert (reader.copy, cache.pool.num_holds(BlockId(2))) == ((2, 2), 1)
     invariants.check(cache, [reader])
     cache.copied(reader)
@@ -401,4 +402,4 @@ def test_a_registration_covered_by_a_longer_one_is_as_long_as_it_was_asked_for(
         keep = register(cache, prefix_id, range(num_tokens))
         assert keep is not None
         assert (keep.num_tokens, len(keep.blocks)) == (num_tokens, 2)
-    assert sorted(entry.num_tokens for entry in desk.entries(cache)[0]) == [6, 7]
+    assert sorted(entry.num_tokens for entry in entries(cache)[0]) == [6, 7]

@@ -16,6 +16,7 @@ from ipc.messages import (
     Chat,
     ChatMessage,
     Done,
+    Drain,
     Error,
     Evict,
     Explain,
@@ -32,6 +33,8 @@ from ipc.messages import (
     Registered,
     Release,
     Released,
+    Resume,
+    Show,
     Tokenize,
     Tokenized,
     Tokens,
@@ -50,6 +53,7 @@ from tests.support.desk import (
     BOB,
     EOS,
     LONG,
+    NOW_S,
     TEAM,
     TEAM_ALICE,
     USAGE,
@@ -62,7 +66,7 @@ WIRE_TIMING = wire.Timing(1.5, 250.0, 750.0, 4.0)
 WIRE_REPORT = wire.CacheReport("diverged", 8, 12)
 TURNS = (ChatMessage("user", "b"),)
 DIGEST = "5e884898"
-EVICTED = wire.Evicted(ID, num_blocks=3, num_bytes=300, in_use_blocks=2)
+EVICTED = wire.Evicted(ID, num_blocks=3, num_bytes=300, in_use_blocks=2, kept_blocks=1)
 PINNED = wire.Pinned(ID, digest="5e88489800000000", num_tokens=5, num_blocks=2, num_bytes=200)
 
 
@@ -93,6 +97,8 @@ def done(text: str = "", token_ids: tuple[int, ...] = (), index: int = 0, **more
         (Pin(ID, digest=DIGEST), PINNED),
         (Pin(ID, digest=DIGEST, ttl_s=2.5), msgspec.structs.replace(PINNED, expires_in_s=2.5)),
         (Unpin(ID, digest=DIGEST), wire.Unpinned(ID, digest="5e88489800000000")),
+        (Drain(ID), wire.Draining(ID, num_unfinished=0)),
+        (Resume(ID), wire.Resumed(ID)),
         (
             Explain(ID, prompt="ab"),
             wire.Explained(ID, prompt_tokens=3, cached_tokens=8, cache=WIRE_REPORT),
@@ -120,13 +126,21 @@ def test_info_is_that_of_the_tenant() -> None:
 @pytest.mark.parametrize(
     ("message", "asked"),
     [
-        (Evict(ID, max_blocks=3), ("evict", None, 3, None, None)),
-        (Evict(ID, max_blocks=4), ("evict", None, 4, None, None)),
-        (Evict(ID, max_blocks=2, tenant=TEAM), ("evict", TEAM, 2, None, None)),
-        (Evict(ID, all=True), ("evict", None, 4096, None, None)),
-        (Evict(ID, all=True, tenant=""), ("evict", "", 4096, None, None)),
-        (Evict(ID, digest=DIGEST, tenant=TEAM), ("evict", TEAM, None, DIGEST, None)),
-        (Evict(ID, idle_s=0.5), ("evict", None, 4096, None, 0.5)),
+        (Evict(ID, max_blocks=2), ("evict", None, 2, None, None, None, False)),
+        (Evict(ID, max_blocks=4), ("evict", None, 3, None, None, None, False)),
+        (Evict(ID, max_blocks=4, tenant=TEAM), ("evict", TEAM, 2, None, None, None, False)),
+        (Evict(ID, max_bytes=299), ("evict", None, 2, None, None, None, False)),
+        (Evict(ID, max_bytes=99), ("evict", None, 0, None, None, None, False)),
+        (Evict(ID, all=True), ("evict", None, 3, None, None, None, False)),
+        (Evict(ID, all=True, tenant=""), ("evict", "", 2, None, None, None, False)),
+        (Evict(ID, digest=DIGEST, tenant=TEAM), ("evict", TEAM, None, DIGEST, None, None, False)),
+        (Evict(ID, digest=DIGEST, dry_run=True), ("evict", None, None, DIGEST, None, None, True)),
+        (Evict(ID, idle_s=0.5), ("evict", None, 3, None, NOW_S - 0.5, None, False)),
+        (Evict(ID, age_s=0.5, dry_run=True), ("evict", None, 3, None, None, NOW_S - 0.5, True)),
+        (Show(ID, digest=DIGEST), ("show", "", DIGEST, None)),
+        (Show(ID, prefix_id=PrefixName("p"), tenant=TEAM), ("show", TEAM, None, "p")),
+        (Drain(ID), ("drain",)),
+        (Resume(ID), ("resume",)),
         (Pin(ID, digest=DIGEST), ("pin", "", DIGEST, None)),
         (Pin(ID, digest=DIGEST, ttl_s=9, tenant=TEAM), ("pin", TEAM, DIGEST, 9)),
         (Unpin(ID, digest=DIGEST, tenant=TEAM), ("unpin", TEAM, DIGEST)),
@@ -150,6 +164,7 @@ def test_a_question_reaches_the_engine_as_it_was_asked(
         Evict(ID, all=True, tenant="nobody"),
         Pin(ID, digest=DIGEST, tenant="nobody"),
         Unpin(ID, digest=DIGEST, tenant="nobody"),
+        Show(ID, digest=DIGEST, tenant="nobody"),
         Explain(ID, prompt="ab", tenant="nobody"),
         Explain(ID, prompt=LONG, tenant="nobody"),
         Verify(ID, tenant="nobody"),
@@ -170,6 +185,9 @@ def test_a_tenant_that_is_not_configured(message: AnyRequest) -> None:
         Evict(ID, digest=DIGEST),
         Pin(ID, digest=DIGEST),
         Unpin(ID, digest=DIGEST),
+        Show(ID, digest=DIGEST),
+        Drain(ID),
+        Resume(ID),
         Explain(ID, prompt="ab"),
     ],
 )

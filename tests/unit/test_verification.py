@@ -19,6 +19,7 @@ from tests.support.caching import (
     commit,
     computed,
     digests_of,
+    entries,
     free_blocks,
     gauges,
     num_cached,
@@ -120,7 +121,7 @@ def test_what_has_left_the_cache_is_not_judged(make_cache: MakeCache) -> None:
     serve(cache, range(4))
     found(cache, 1)
     late = reading(cache, 1, WRONG)
-    desk.evict_blocks(cache, None)
+    desk.plan_blocks(cache, None).carry_out(cache)
     serve(cache, range(100, 128))  # the block holds something else now
     serve(cache, range(4))
     assert judge(cache, late, ()) == Verdict("gone")
@@ -132,7 +133,7 @@ def test_the_same_tokens_computed_again_are_another_block(make_cache: MakeCache)
     for checksum in (RIGHT, WRONG):  # another kind of step may round in another way
         (block,) = serve(cache, range(4))
         assert found(cache, block, checksum) == Verdict("new")
-        desk.evict_blocks(cache, None)
+        desk.plan_blocks(cache, None).carry_out(cache)
 
 
 def test_a_block_that_has_got_more_tokens_is_new_again(make_cache: MakeCache) -> None:
@@ -289,7 +290,7 @@ def test_a_registration_keeps_it_until_it_is_made_again(make_cache: MakeCache) -
     verify_all(cache)
     assert found(cache, 2, WRONG) == Verdict("changed", num_dropped=2, num_in_use=2)
     assert gauges(cache) == (3, 0, 8)
-    ((entry,), total) = desk.entries(cache)
+    ((entry,), total) = entries(cache)
     assert (entry.num_tokens, total) == (4, 1)
     again = register(cache, "p", range(10))
     assert again is not None

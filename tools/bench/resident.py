@@ -90,7 +90,7 @@ class ResidentCache:
     def evict(self, num_prompts: int) -> int:
         """Evict the prompts that were inserted first; returns how many blocks that were."""
         num_blocks = num_prompts * self._blocks_per_prompt
-        return desk.evict_blocks(self.manager, num_blocks).num_evicted
+        return desk.plan_blocks(self.manager, num_blocks).carry_out(self.manager).num_evicted
 
     def refill(self, num_prompts: int) -> None:
         """Insert the prompts again that `evict` has just evicted."""
