@@ -318,6 +318,45 @@ async def test_an_idle_engine_drains_at_once_and_refuses_what_comes_later(new_ri
     assert failure.retry_after_ms is not None
 
 
+async def test_an_operator_stops_new_work_and_takes_it_again(new_rig: NewRig) -> None:
+    rig = new_rig()
+    heard = rig.ask(PROMPT)
+    assert rig.engine.condition == "serving"
+    assert [rig.engine.start_drain() for _ in range(2)] == [1, 1]
+    assert (rig.engine.condition, rig.engine.state.is_draining) == ("draining", True)
+    failure = await rig.ask(OTHER).failed()
+    assert (failure.code, failure.retryable) == ("draining", True)
+    assert failure.message.startswith("the daemon is being drained: an operator")
+    await rig.run(heard)
+    assert heard.token_ids == expected_answer(PROMPT, 3)
+    assert rig.engine.start_drain() == 0
+    for _ in range(2):
+        rig.engine.end_drain()
+        assert rig.engine.condition == "serving"
+    again = rig.ask(OTHER)
+    await rig.run(again)
+    assert again.token_ids == expected_answer(OTHER, 3)
+
+
+async def test_the_last_drain_waits_whatever_was_drained_before(new_rig: NewRig) -> None:
+    """Neither a finished drain of an operator ends the daemon's own early, nor a resume late."""
+    rig = new_rig()
+    rig.engine.start_drain()
+    rig.engine.end_drain()
+    heard = rig.ask(PROMPT)
+    rig.engine.start_drain()
+    draining = asyncio.ensure_future(rig.engine.drain(1e6))
+    waited, _ = await asyncio.wait({draining}, timeout=0)
+    assert not waited
+    with pytest.raises(InvalidRequest, match="shutting down"):
+        rig.engine.end_drain()
+    assert rig.engine.start_drain() == 1
+    await rig.run(heard)
+    assert await draining == 0
+    failure = await rig.ask(OTHER).failed()
+    assert failure.message == "the daemon is shutting down"
+
+
 async def test_drain_lets_admitted_requests_end(new_rig: NewRig) -> None:
     rig = new_rig(max_running=1)
     heard = [rig.ask(PROMPT), rig.ask(OTHER)]
