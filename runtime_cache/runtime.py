@@ -6,6 +6,7 @@ The daemon and the benchmarks stand on this.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -33,9 +34,12 @@ from runtime_cache.engine.gears import GearTable
 from runtime_cache.engine.limits import EngineLimits
 from runtime_cache.engine.loop import EngineLoop, Samples
 from runtime_cache.engine.recovery import Recovery
+from runtime_cache.engine.request import BadLogits
 from runtime_cache.engine.sampler import sample_rows
 from runtime_cache.engine.state import EngineState
+from runtime_cache.engine.warm_up import warm_up_batches
 from runtime_cache.errors import (
+    AclError,
     BundleError,
     ConfigError,
     DeviceError,
@@ -45,6 +49,7 @@ from runtime_cache.errors import (
 )
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
 from runtime_cache.shares import policy_for, share_out
+from runtime_cache.start_stages import StartStages, Tell, tell_nobody
 
 log = structlog.get_logger(__name__)
 
@@ -66,9 +71,10 @@ class Runtime:
         engine: the running engine.
         recovery: how the device is after steps that failed.
         memory: free device memory, as last seen.
+        thread: the device's; to be watched.
     """
 
-    def __init__(self, config: Config, bundle: Bundle) -> None:
+    def __init__(self, config: Config, bundle: Bundle, stages: StartStages) -> None:
         """Use `Runtime.open`."""
         manifest = bundle.manifest
         self.config = config
@@ -86,20 +92,25 @@ class Runtime:
         self._watching: asyncio.Task[None] | None = None
         self._device: AclDevice | None = None
         self._is_closed = False
-        self._thread = DeviceThread()
+        self._stages = stages
+        self.thread = DeviceThread()
 
     @classmethod
-    async def open(cls, config: Config) -> Runtime:
+    async def open(cls, config: Config, tell: Tell = tell_nobody) -> Runtime:
         """Verify the bundle, open the device, load the models.
+
+        Args:
+            tell: told, on any thread, before each part that may take long.
 
         Raises:
             ConfigError: configuration or bundle; nothing is left open.
             DeviceError: the device or its driver; nothing is left open.
         """
-        bundle = await asyncio.to_thread(_load_bundle, config)
-        runtime = cls(config, bundle)
+        stages = StartStages(tell)
+        bundle = await asyncio.to_thread(_load_bundle, config, stages)
+        runtime = cls(config, bundle, stages)
         try:
-            await runtime._thread.run(runtime._open_device)
+            await runtime.thread.run(runtime._open_device)
             runtime._make_engine()
             await runtime.memory.look()
             watching = runtime.memory.run(config.device.memory_check_s)
@@ -147,34 +158,62 @@ class Runtime:
         if self._watching is not None:
             self._watching.cancel()
         try:
-            await self._thread.run(self._close_device)
+            await self.thread.run(self._close_device)
         finally:
-            await self._thread.close()
+            await self.thread.close()
+
+    async def warm_up(self) -> None:
+        """Run a step of each role that serves nobody. To be called before anything is asked.
+
+        No counter shows it, and no cache knows of what it wrote.
+
+        Raises:
+            DeviceHung: a step did not end.
+            DeviceError: a step failed twice, or the device is lost. The runtime is to be closed.
+        """
+        batches = tuple(warm_up_batches(self.gears, self.layout.block_size))
+        self._stages.warming_up(len(batches), self.config.device.step_timeout_ms)
+        begun_s = time.monotonic()
+        for batch in batches:
+            try:
+                await self.thread.run(self._warm_up, batch)
+            except AclError as error:
+                log.warning("warm_up_failed", role=batch.role, error=str(error))
+                await self.recovery.run(error)
+                await self.thread.run(self._warm_up, batch)
+        log.info("warmed_up", took_ms=round(1000 * (time.monotonic() - begun_s), 1))
 
     def run_step(self, batch: StepBatch) -> Awaitable[Samples]:
         """Run a batch on the device thread and sample there, off the event loop.
 
         The batch is on its way when this returns.
         """
-        return self._thread.start(self._run_and_sample, batch)
+        return self.thread.start(self._run_and_sample, batch)
 
     def read_kv(self, first_slot: int, num_tokens: int) -> Awaitable[bytes]:
         """Copy KV to the host, behind a step in flight and before any later one: `Executor.read`.
 
         The read is on its way when this returns.
         """
-        return self._thread.start(self.executor.read, first_slot, num_tokens)
+        return self.thread.start(self.executor.read, first_slot, num_tokens)
 
     async def _recover(self, timeout_ms: int) -> None:
-        await self._thread.run(self.executor.recover, timeout_ms)
+        await self.thread.run(self.executor.recover, timeout_ms)
 
     def _run_and_sample(self, batch: StepBatch) -> Samples:
         logits = self.executor.run(batch)
         states = [row.sampler for row in batch.rows if row.sampler is not None]
         return sample_rows(logits, states)
 
+    def _warm_up(self, batch: StepBatch) -> None:
+        states = [row.sampler for row in batch.rows if row.sampler is not None]
+        for sampled in sample_rows(self.executor.warm_up(batch), states):
+            if isinstance(sampled, BadLogits):
+                log.warning("warm_up_bad_logits", role=batch.role, error=sampled.message)
+
     def _open_device(self) -> None:
         config = self.config
+        self._stages.opening(config.device.device)
         acl, device_id = load_acl(config.device.device, _sim_options(config, self.manifest))
         log.info("device_opening", device=config.device.device)
         device = AclDevice.open(acl, device_id)
@@ -188,6 +227,8 @@ class Runtime:
                 self.bundle.path,
                 block_size=config.cache.block_size,
                 step_timeout_ms=config.device.step_timeout_ms,
+                promise=self.thread.promise,
+                on_load=lambda om, number: self._stages.loading(self.manifest, om, number),
             )
             self.memory.loaded_bytes = taken_bytes(before, memory_or_none(device))
             log.info(
@@ -224,7 +265,7 @@ class Runtime:
         if self._device is None:
             raise InternalError("the device is not open")
         try:
-            return await self._thread.run(self._device.memory_info)
+            return await self.thread.run(self._device.memory_info)
         except DeviceLost:
             await self._confirm_loss()
             raise
@@ -277,7 +318,7 @@ class Runtime:
         }
 
 
-def _load_bundle(config: Config) -> Bundle:
+def _load_bundle(config: Config, stages: StartStages) -> Bundle:
     if not config.model.bundle:
         raise ConfigError("model.bundle is not set: name a directory made by rtcache-convert")
     if not config.device.device:
@@ -286,7 +327,9 @@ def _load_bundle(config: Config) -> Bundle:
         )
     kind, _ = parse_device(config.device.device)
     log.info("bundle_reading", path=config.model.bundle, verify=config.model.verify)
-    bundle = load_bundle(Path(config.model.bundle), verify=config.model.verify)
+    stages.reading(config.model.bundle)
+    path, verify = Path(config.model.bundle), config.model.verify
+    bundle = load_bundle(path, verify=verify, progress=stages.checking)
     wanted = "sim" if kind == "sim" else "ascend"
     if bundle.manifest.target != wanted:
         raise BundleError(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from om_models.contract import GraphContract
-from om_models.manifest import Gear, Manifest
+from om_models.manifest import Gear, Manifest, OmFile
 from runtime_cache.device.acl_codes import AclClass, class_of
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.kv_layout import KvLayout
@@ -41,7 +41,19 @@ MAX_PROBES = 3
 _PROBE_TIMEOUT_MS = 5_000
 
 Logits = npt.NDArray[np.float32]
+#: Told on the device thread how long what it does next may take [seconds]: `DeviceThread.promise`.
+Promise = Callable[[float], None]
+#: Told on the device thread which model is loaded next, and its place among all, from 1.
+OnLoad = Callable[[OmFile, int], None]
 Queued = TypeVar("Queued")
+
+
+def _promise_nobody(may_take_s: float) -> None:
+    """Nobody watches the thread."""
+
+
+def _tell_nobody(om: OmFile, number: int) -> None:
+    """Nobody wants to know what is being loaded."""
 
 
 @dataclass(slots=True)
@@ -98,12 +110,15 @@ class Executor:
         probes: what `recover` has seen.
     """
 
-    def __init__(self, device: AclDevice, layout: KvLayout, step_timeout_ms: int) -> None:
+    def __init__(
+        self, device: AclDevice, layout: KvLayout, step_timeout_ms: int, promise: Promise
+    ) -> None:
         """Use `Executor.open`."""
         self.layout = layout
         self.probes = ProbeCounters()
         self._device = device
         self._step_timeout_ms = step_timeout_ms
+        self._promise = promise
         self._runnables: dict[tuple[Role, Gear], _Runnable] = {}
         self._counters: dict[Role, RoleCounters] = {
             "prefill": RoleCounters(),
@@ -121,6 +136,8 @@ class Executor:
         *,
         block_size: int,
         step_timeout_ms: int = 60_000,
+        promise: Promise = _promise_nobody,
+        on_load: OnLoad = _tell_nobody,
     ) -> Executor:
         """Allocates the pool and loads the bundle's models.
 
@@ -130,6 +147,8 @@ class Executor:
             manifest: of the bundle in `bundle_dir`, its files already verified.
             block_size: tokens per block of the pool.
             step_timeout_ms: how long one step may take on the device.
+            promise: told before each wait for the device.
+            on_load: told before each model.
 
         Raises:
             BundleError: an `.om` is not what the manifest says; nothing is left.
@@ -138,9 +157,9 @@ class Executor:
             AclError: the driver refused; nothing is left.
         """
         layout = KvLayout.from_spec(manifest.kv, block_size)
-        executor = cls(device, layout, step_timeout_ms)
+        executor = cls(device, layout, step_timeout_ms, promise)
         with executor._teardown.undo_on_error():
-            executor._load(manifest, bundle_dir)
+            executor._load(manifest, bundle_dir, on_load)
         return executor
 
     @property
@@ -168,16 +187,19 @@ class Executor:
             DeviceLost: nothing in this process can use the device again.
                 In each case every block the step was to write is suspect.
         """
-        check_batch(batch)
-        runnable = self._runnable(batch)
-        self.resynchronize()
-        write_inputs(batch, runnable.inputs, self.layout.rows_per_slot)
-        wanted = [index for index, row in enumerate(batch.rows) if row.sampler is not None]
-        moved = self._run_queued(
-            lambda: self._queue(batch, runnable, wanted), self._step_timeout_ms
-        )
+        logits, moved = self._run(batch)
         self._count(batch, moved)
-        return _rows(runnable.model.outputs.logits, wanted)
+        return logits
+
+    def warm_up(self, batch: StepBatch) -> Logits:
+        """Runs a step that serves nobody, and is not counted: the first one of a process is slow.
+
+        It may write to slots that nothing is cached in.
+
+        Raises:
+            AclError, StepTimeout, DeviceLost, InternalError: as `run`.
+        """
+        return self._run(batch)[0]
 
     @property
     def max_read_tokens(self) -> int:
@@ -262,15 +284,16 @@ class Executor:
             self.resynchronize(timeout_ms)
         self._teardown.close()
 
-    def _load(self, manifest: Manifest, bundle_dir: Path) -> None:
+    def _load(self, manifest: Manifest, bundle_dir: Path, on_load: OnLoad) -> None:
         self._pool = KvPool(self._device, self.layout)
         self._teardown.push(self._pool.close)
         self._reader = KvReader(self._device, self._pool)
         self._teardown.push(self._reader.close)
         contract = GraphContract.of(manifest)
-        for om in manifest.oms:
+        for number, om in enumerate(manifest.oms, 1):
             if not om.prefill and not om.decode:
                 raise BundleError(f"{om.path}: the manifest lists no gears for it")
+            on_load(om, number)
             model = OmModel(self._device, bundle_dir / om.path, om, contract, self._pool)
             self._teardown.push(model.close)
             self._add_gears("prefill", om.prefill, model)
@@ -289,6 +312,17 @@ class Executor:
                 f"step {batch.step_id}: the bundle has no {batch.role} {batch.gear}"
             )
         return runnable
+
+    def _run(self, batch: StepBatch) -> tuple[Logits, _Moved]:
+        check_batch(batch)
+        runnable = self._runnable(batch)
+        self.resynchronize()
+        write_inputs(batch, runnable.inputs, self.layout.rows_per_slot)
+        wanted = [index for index, row in enumerate(batch.rows) if row.sampler is not None]
+        moved = self._run_queued(
+            lambda: self._queue(batch, runnable, wanted), self._step_timeout_ms
+        )
+        return _rows(runnable.model.outputs.logits, wanted), moved
 
     def _run_queued(self, queue: Callable[[], Queued], timeout_ms: int) -> Queued:
         """Queues all of it, waits once."""
@@ -372,6 +406,7 @@ class Executor:
             StepTimeout: it may not be over.
             AclError: it failed.
         """
+        self._promise(timeout_ms / 1000)
         try:
             self._device.synchronize(timeout_ms)
         except AclError as error:
@@ -380,6 +415,8 @@ class Executor:
                 raise StepTimeout(*call, error.detail) from error
             self._is_in_flight = False
             raise
+        finally:
+            self._promise(0.0)
         self._is_in_flight = False
 
     def _count(self, batch: StepBatch, moved: _Moved) -> None:

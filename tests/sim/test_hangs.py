@@ -49,7 +49,7 @@ class Hanging(Served):
     def _run_step(self, batch: StepBatch) -> Awaitable[tuple[Sampled | BadLogits, ...]]:
         if len(self.batches) == self._which:
             self._impatient(1)
-            self.runtime._thread.start(self.gate.__enter__)
+            self.runtime.thread.start(self.gate.__enter__)
         return super()._run_step(batch)
 
     async def hung(self) -> None:
@@ -83,7 +83,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 async def hanging(bundle: Bundle, which: int, **changes: object) -> AsyncIterator[Hanging]:
     async with opened_runtime(config_for(bundle, **changes)) as runtime:  # type: ignore[arg-type]
         host = Hanging(runtime, which)
-        stream = await runtime._thread.run(current_stream, runtime._device.stream)  # type: ignore[union-attr]
+        stream = await runtime.thread.run(current_stream, runtime._device.stream)  # type: ignore[union-attr]
         handing_out.watch(runtime.cache, lambda: not stream.is_idle)
         yield host
         host.check_idle()

@@ -37,7 +37,7 @@ async def standing_still(host: Served) -> AsyncIterator[None]:
     runtime = host.runtime
     assert runtime._device is not None
     gate = inspect.hold(runtime._device.stream)
-    await runtime._thread.run(gate.__enter__)
+    await runtime.thread.run(gate.__enter__)
     try:
         yield
     finally:
