@@ -6,6 +6,7 @@ Reads gauges and counters where they are kept; changes nothing.
 from __future__ import annotations
 
 import platform
+import secrets
 import time
 from collections.abc import Awaitable, Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +35,8 @@ class DaemonFacts:
         bytes_per_block: device memory of one block.
         kv_dtype: `float16` or `float32`.
         is_caching: whether prefixes are kept at all.
+        incarnation: another one every time the daemon starts.
+        figures: what `stats` says.
     """
 
     def __init__(self, runtime: Runtime, servers: Iterable[Server]) -> None:
@@ -41,19 +44,24 @@ class DaemonFacts:
         servers: looked at whenever stats are asked for.
         """
         self._runtime = runtime
-        self._stats = DaemonStats(runtime, servers)
+        self.figures = DaemonStats(runtime, servers)
         self._versions = _versions()
         self.digest = runtime.manifest.digest
         self.block_size = runtime.layout.block_size
         self.bytes_per_block = runtime.layout.block_bytes
         self.kv_dtype = runtime.layout.dtype
         self.is_caching = runtime.config.cache.enable
+        self.incarnation = secrets.token_hex(8)
 
     def pong(self, message_id: wire.MessageId) -> wire.Pong:
         """Answer to `ping`."""
         state = self._runtime.engine.condition
         return wire.Pong(
-            id=message_id, version=__version__, uptime_s=self._stats.uptime_s, state=state
+            id=message_id,
+            version=__version__,
+            uptime_s=self.figures.uptime_s,
+            state=state,
+            incarnation=self.incarnation,
         )
 
     def info(self, message_id: wire.MessageId, tenant: TenantName = DEFAULT_TENANT) -> wire.Info:
@@ -70,11 +78,14 @@ class DaemonFacts:
             chat=runtime.chat_template is not None,
             limits={
                 "max_message_bytes": config.ipc.max_message_bytes,
+                "max_unsent_tokens": config.ipc.max_unsent_tokens,
+                "max_queued_replies": config.ipc.max_queued_replies,
                 "max_waiting": config.engine.max_waiting,
                 "max_batch": runtime.gears.max_batch,
                 "cache_tokens": runtime.caches[tenant].num_usable * self.block_size,
             },
             versions=self._versions,
+            incarnation=self.incarnation,
         )
 
     def entries(
@@ -128,7 +139,7 @@ class DaemonFacts:
 
     def stats(self) -> dict[str, Any]:
         """Section → name → value, and `warnings`: `DaemonStats.report`."""
-        return self._stats.report()
+        return self.figures.report()
 
     def _entry(self, tenant: TenantName, entry: CacheEntry, now_s: float) -> wire.Entry:
         keep = entry.keep

@@ -17,7 +17,11 @@ from runtime_cache.advice import CacheFigures, cache_warnings, memory_warning
 from runtime_cache.cache.results import CacheCounters
 from runtime_cache.engine.snapshot import EngineSnapshot, TenantSnapshot
 from runtime_cache.ids import TenantName
+from runtime_cache.metrics.histogram import Summary, summarize
 from runtime_cache.runtime import Runtime
+
+#: Over which percentiles are taken [seconds]; of much traffic only the latest part is remembered.
+_WINDOW_S = 300
 
 
 class DaemonStats:
@@ -51,6 +55,7 @@ class DaemonStats:
                 "model": runtime.manifest.name,
             },
             "warnings": list(self._warnings(snapshot)),
+            "latency": self._latency(),
             "pool": {
                 **_blocks(snapshot),
                 "block_size": self._block_size,
@@ -65,6 +70,7 @@ class DaemonStats:
                 "is_step_in_flight": snapshot.is_step_in_flight,
                 "is_draining": snapshot.is_draining,
                 **_plain(snapshot.engine),
+                "answer_tokens": runtime.engine.state.latencies.num_tokens,
             },
             "device": {
                 **{role: _plain(c) for role, c in runtime.executor.counters.items()},
@@ -73,6 +79,25 @@ class DaemonStats:
             },
             "ipc": {_server_name(server): _plain(server.counters) for server in self._servers},
         }
+
+    def warnings(self) -> Iterator[str]:
+        """Sentences for operators."""
+        return self._warnings(self._runtime.engine.state.snapshot())
+
+    def _latency(self) -> dict[str, Any]:
+        """Percentiles of the last minutes, over all tenants [milliseconds]."""
+        latencies = self._runtime.engine.state.latencies
+        tenants = latencies.tenants.values()
+        recent = {
+            "queue_ms": [tenant.queue.recent for tenant in tenants],
+            "ttft_ms": [tenant.ttft.recent for tenant in tenants],
+            "inter_token_ms": [latencies.inter_token.recent],
+            "total_ms": [tenant.total.recent for tenant in tenants],
+            **{f"{role}_step_ms": [steps.recent] for role, steps in latencies.steps.items()},
+        }
+        begin_s = time.monotonic() - _WINDOW_S
+        figures = {name: _percentiles(summarize(each, begin_s)) for name, each in recent.items()}
+        return {"window_s": _WINDOW_S, **figures}
 
     def _cache(self, snapshot: EngineSnapshot) -> dict[str, Any]:
         """The counters of all tenants together; what deterministic mode costs, if it is on."""
@@ -158,6 +183,14 @@ def _rate(counters: CacheCounters) -> float | None:
     if not counters.queried_tokens:
         return None
     return round(counters.hit_tokens / counters.queried_tokens, 4)
+
+
+def _percentiles(summary: Summary) -> dict[str, float | None]:
+    """Of durations in seconds, in milliseconds."""
+    num_samples, *values = summary
+    names = summary._fields[1:]
+    in_ms = [None if value is None else round(value * 1000, 3) for value in values]
+    return {"num": num_samples, **dict(zip(names, in_ms, strict=True))}
 
 
 def _server_name(server: Server) -> str:
