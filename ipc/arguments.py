@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from ipc.fields import KeptFilter, SortKey
+from ipc.fields import MAX_LEASE_MS, MIN_LEASE_MS, KeptFilter, SortKey
 from ipc.messages import ChatMessage
 
 
@@ -114,6 +114,22 @@ def sampling_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     if "logit_bias" in fields:
         fields["logit_bias"] = {str(key): value for key, value in fields["logit_bias"].items()}
     return fields
+
+
+def lease_ms(lease_s: float | None) -> int | None:
+    """A lease as the messages have it.
+
+    Raises:
+        ValueError: it is too short or too long.
+    """
+    if lease_s is None:
+        return None
+    if not MIN_LEASE_MS <= lease_s * 1000 <= MAX_LEASE_MS:
+        raise ValueError(
+            f"lease_s must be from {MIN_LEASE_MS / 1000:g} to {MAX_LEASE_MS / 1000:g} seconds, "
+            f"got {lease_s:g}"
+        )
+    return int(lease_s * 1000)
 
 
 def token_ids(ids: Iterable[int]) -> tuple[int, ...]:

@@ -11,11 +11,11 @@ from typing import TextIO
 import msgspec
 
 from ipc import reasons
+from ipc.answers import Result
 from ipc.arguments import SamplingOptions
 from ipc.command_line import Program, flatten, greet, print_json, read_text
 from ipc.endpoint import DEFAULT_ENDPOINT
 from ipc.errors import IpcError, ServerError
-from ipc.session import Result
 from ipc.sync_client import AnswerStream, Client
 
 _PROGRAM = Program("rtcache", "RTCACHE_ENDPOINT", DEFAULT_ENDPOINT)

@@ -7,33 +7,30 @@ in one event loop; asyncio and uvloop both work. `ipc.sync_client` has the same 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from ipc.answers import Answer, Piece, Result
 from ipc.arguments import (
     Conversation,
     SamplingOptions,
     conversation,
+    lease_ms,
     prompt_fields,
     sampling_fields,
 )
+from ipc.async_link import ClientLink
 from ipc.client_calls import Calls, R
-from ipc.codec import Encoding, Limits
-from ipc.dealer import DEFAULT_TIMEOUT_S, dealer_socket
+from ipc.codec import Encoding
+from ipc.dealer import DEFAULT_TIMEOUT_S
 from ipc.endpoint import DEFAULT_ENDPOINT
-from ipc.errors import Closed, ProtocolError, Timeout
-from ipc.messages import (
-    AnyRequest,
-    Chat,
-    Generate,
-    type_name,
-)
-from ipc.pump import Pump
-from ipc.session import Answer, Call, Piece, Result, Session
+from ipc.errors import Closed, ProtocolError
+from ipc.link import DEFAULT_WINDOW, LinkOptions
+from ipc.messages import AnyRequest, Chat, Generate, type_name
+from ipc.session import Call
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,15 +41,17 @@ class AnswerStream:
     the other.
 
     The request was sent when this object was made. Leaving the loop early, `aclose()`, and
-    cancellation of the task that reads all send `cancel` to the daemon.
+    cancellation of the task that reads all send `cancel` to the daemon. Who reads slowly holds the
+    daemon up, as far as it has room for what it computes; then the answer ends with the
+    `finish_reason` "slow_reader".
 
     Attributes:
         id: the request's name on the wire, for `Client.cancel`.
     """
 
-    def __init__(self, client: Client, call: Call, timeout_s: float) -> None:
+    def __init__(self, link: ClientLink, call: Call, timeout_s: float) -> None:
         self.id = str(call.id)
-        self._client = client
+        self._link = link
         self._call = call
         self._timeout_s = timeout_s
         self._answer = Answer()
@@ -61,7 +60,7 @@ class AnswerStream:
         """Pieces as they come; raises what the methods of `Client` raise."""
         try:
             while not self._answer.is_done:
-                reply = await self._client._next_reply(self._call, self._timeout_s)
+                reply = await self._link.next_reply(self._call, self._timeout_s)
                 piece = self._answer.add(reply)
                 if piece.text or piece.token_ids:
                     yield piece
@@ -80,7 +79,7 @@ class AnswerStream:
 
     def cancel(self) -> None:
         """Give the answer up; nothing happens if it has ended."""
-        self._client._give_up(self._call)
+        self._link.give_up(self._call)
 
     async def aclose(self) -> None:
         """The same as `cancel`, for `contextlib.aclosing`."""
@@ -90,18 +89,27 @@ class AnswerStream:
 class Client(Calls):
     """A connection to a daemon; to its admin socket for what is marked "Admin".
 
-    Connecting does not wait for the daemon: libzmq connects, and reconnects, by itself.
+    Connecting does not wait for the daemon: the client connects, and reconnects, by itself. What
+    was asked over a connection that broke is asked once more if that is harmless
+    (`session.REPEATABLE`), else its call ends with `ConnectionLost`.
 
     Args:
         endpoint: where the daemon listens.
         timeout_s: how long a call waits for the next message, in seconds. A long answer does not
             time out while it grows.
         encoding: `msgpack`, or `json` for easier debugging.
+        window: how many messages of a streamed answer may wait for its reader, in all places
+            together; None: any number.
+        lease_s: make a session: when the daemon has not heard of this client for so long, it
+            drops the client's requests [1 to 3600 seconds]. Heartbeats are sent by themselves.
+            None: the daemon notices only what libzmq notices.
         context: libzmq context to share; the process-wide one by default.
 
     Every method raises:
         ServerError: the daemon refused, or failed at, the request.
         Timeout: nothing came in time; the request is cancelled.
+        ConnectionLost: the connection broke before the last reply.
+        NotWelcome: the daemon does not let this client connect.
         ProtocolError: the daemon's reply makes no sense.
         Closed: the client is, or was meanwhile, closed.
     """
@@ -112,15 +120,18 @@ class Client(Calls):
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         encoding: str = "msgpack",
+        window: int | None = DEFAULT_WINDOW,
+        lease_s: float | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
+        """Raises:
+        ValueError: an argument that is wrong in itself.
+        """
         self.endpoint = endpoint
         self._timeout_s = timeout_s
-        self._session = Session(Encoding(encoding))
-        self._context = context
-        self._waiters: dict[str, asyncio.Future[None]] = {}
-        self._socket: zmq.Socket[bytes] | None = None
-        self._pump: Pump | None = None
+        self._window = window
+        self._options = LinkOptions(Encoding(encoding), lease_ms(lease_s), context)
+        self._link: ClientLink | None = None
 
     async def __aenter__(self) -> Client:
         self.open()
@@ -135,23 +146,18 @@ class Client(Calls):
         self.close()
 
     def open(self) -> None:
-        """Make the socket; called from within the event loop.
+        """Make the sockets; called from within the event loop.
 
         Raises:
             EndpointError: the endpoint is not one.
         """
-        self._socket = dealer_socket(self.endpoint, self._context)
-        self._pump = Pump(self._socket, self._on_frames, max_frames=Limits().max_frames)
+        self._link = ClientLink(self.endpoint, self._options)
 
     def close(self) -> None:
         """End all calls with `Closed` and drop what is not sent yet. May be called twice."""
-        if self._pump is not None:
-            self._pump.stop()
-            self._pump = None
-        if self._socket is not None:
-            self._socket.close(linger=0)
-            self._socket = None
-        self._wake(self._session.fail_all(Closed("the client was closed")))
+        if self._link is not None:
+            self._link.close()
+            self._link = None
 
     def generate(
         self,
@@ -194,13 +200,15 @@ class Client(Calls):
 
     def cancel_all(self) -> None:
         """Give up every unfinished request of this client; does not wait for the daemon."""
-        for call in self._session.open_calls:
-            self._give_up(call)
+        if self._link is not None:
+            self._link.give_up_all()
 
     def _stream(
         self, kind: type[AnyRequest], fields: Mapping[str, Any], timeout_s: float | None
     ) -> AnswerStream:
-        return AnswerStream(self, self._start(kind, fields), self._patience(timeout_s))
+        window = self._window if fields.get("stream", True) else None
+        link = self._open_link()
+        return AnswerStream(link, link.start(kind, fields, window), self._patience(timeout_s))
 
     async def _ask(
         self,
@@ -210,11 +218,12 @@ class Client(Calls):
         timeout_s: float | None = None,
     ) -> R:
         """One request, one reply."""
-        call = self._start(kind, fields)
+        link = self._open_link()
+        call = link.start(kind, fields)
         try:
-            reply = await self._next_reply(call, self._patience(timeout_s))
+            reply = await link.next_reply(call, self._patience(timeout_s))
         finally:
-            self._give_up(call)
+            link.give_up(call)
         if not isinstance(reply, expected):
             raise ProtocolError(f"`{call.kind}` was answered by `{type_name(reply)}`")
         return reply
@@ -222,37 +231,7 @@ class Client(Calls):
     def _patience(self, timeout_s: float | None) -> float:
         return self._timeout_s if timeout_s is None else timeout_s
 
-    def _start(self, kind: type[AnyRequest], fields: Mapping[str, Any]) -> Call:
-        if self._pump is None:
+    def _open_link(self) -> ClientLink:
+        if self._link is None:
             raise Closed("the client is not open; use `async with Client(...)`")
-        call, payload = self._session.start(kind, fields)
-        self._pump.send((payload,))
-        return call
-
-    async def _next_reply(self, call: Call, timeout_s: float) -> Any:
-        """The next reply to `call`; on a timeout the call is given up."""
-        while (reply := call.take()) is None:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters[call.id] = waiter
-            try:
-                await asyncio.wait_for(waiter, timeout_s)
-            except asyncio.TimeoutError as error:
-                self._give_up(call)
-                raise Timeout(self.endpoint, timeout_s) from error
-            finally:
-                self._waiters.pop(call.id, None)
-        return reply
-
-    def _give_up(self, call: Call) -> None:
-        cancel = self._session.give_up(call)
-        if cancel is not None and self._pump is not None:
-            self._pump.send((cancel,))
-
-    def _on_frames(self, frames: Sequence[bytes]) -> None:
-        self._wake(self._session.receive(frames[-1]))
-
-    def _wake(self, calls: Iterable[Call]) -> None:
-        for call in calls:
-            waiter = self._waiters.pop(call.id, None)
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
+        return self._link

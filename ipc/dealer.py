@@ -1,37 +1,142 @@
-"""The socket both clients use: a DEALER that never keeps a program from ending."""
+"""The clients' socket: a DEALER, and what libzmq tells of its connection: when it is up, when it
+broke, and when the daemon refuses it.
+
+libzmq connects, and reconnects, by itself. But what was on its way when a connection broke is lost
+silently, and what was not sent yet goes to whoever is there next. So the clients make a new socket
+after every broken connection: then it is certain that nothing asked before reaches the next
+daemon unless it is sent again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from ipc.errors import EndpointError
 
 #: How long a call waits for the next message [seconds].
 DEFAULT_TIMEOUT_S = 60.0
 
+#: libzmq asks the other side so often whether it is there; it answers without the daemon's help.
+_HEARTBEAT_MS = 5_000
+#: So long without any sign, and the connection counts as broken, on either side.
+_HEARTBEAT_TIMEOUT_MS = 20_000
+#: First and longest pause between two attempts to connect.
+_RECONNECT_MS = 50
+_RECONNECT_MAX_MS = 1_000
 
-def dealer_socket(
-    endpoint: str, context: zmq.Context[zmq.Socket[bytes]] | None
-) -> zmq.Socket[bytes]:
-    """A connected DEALER; libzmq connects in the background, as often as it takes.
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
 
-    Raises:
-        EndpointError: libzmq does not understand the endpoint.
+#: What a refused handshake means, by the event that tells of it.
+_REFUSALS: dict[int, str] = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not in the daemon's list of keys",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the keys of client and daemon do not belong together, or "
+    "only one side uses CURVE",
+}
+
+
+class Dealer:
+    """The sockets of a client; one owner, one thread at a time.
+
+    Attributes:
+        socket: the DEALER.
+        events: where libzmq tells of its connection.
+        is_up: the daemon has answered libzmq's handshake, and the connection has not broken since.
+        refusal: why the daemon did not accept the last attempt to connect; empty: it did, or there
+            was none.
     """
-    if context is None:
-        context = zmq.Context.instance()
-    socket = context.socket(zmq.DEALER)
+
+    socket: zmq.Socket[bytes]
+    events: zmq.Socket[bytes]
+
+    def __init__(
+        self, endpoint: str, context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ) -> None:
+        """Args:
+        endpoint: where the daemon listens.
+        context: libzmq context to share; the process-wide one by default.
+
+        Raises:
+            EndpointError: the endpoint is not one.
+        """
+        self._endpoint = endpoint
+        self._context = context
+        self._open()
+
+    def send(self, payload: bytes) -> None:
+        """Hand a message to libzmq; never waits."""
+        self.socket.send(payload, zmq.NOBLOCK)
+
+    def receive(self) -> bytes | None:
+        """The next message, or None if there is none yet."""
+        try:
+            return self.socket.recv_multipart(zmq.NOBLOCK)[-1]
+        except zmq.Again:
+            return None
+
+    def has_broken(self) -> bool:
+        """Take libzmq's news; whether a connection that was up has ended."""
+        while self.events.poll(0):
+            if self._note(self.events.recv_multipart(zmq.NOBLOCK)):
+                return True
+        return False
+
+    def renew(self) -> None:
+        """Drop all that was not sent or received yet, and connect anew."""
+        self.close()
+        self._open()
+
+    def close(self) -> None:
+        """Vanish; may be called twice."""
+        if not self.socket.closed:
+            self.socket.disable_monitor()
+            self.events.close(linger=0)
+            self.socket.close(linger=0)
+
+    def _open(self) -> None:
+        self.is_up = False
+        self.refusal = ""
+        self.socket = _unconnected(self._context)
+        # Before it connects, so that no event is missed.
+        self.events = self.socket.get_monitor_socket(_EVENTS)
+        if "://[" in self._endpoint:
+            self.socket.set(zmq.IPV6, 1)
+        try:
+            self.socket.connect(self._endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise EndpointError(
+                f"cannot connect to {self._endpoint!r}: expected ipc://PATH or tcp://HOST:PORT"
+            ) from error
+
+    def _note(self, frames: Sequence[bytes]) -> bool:
+        """Take one piece of news; whether a connection that was up has ended."""
+        event = int(parse_monitor_message(list(frames))["event"])
+        was_up, self.is_up = self.is_up, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if self.is_up:
+            self.refusal = ""
+        elif event in _REFUSALS:
+            self.refusal = _REFUSALS[event]
+        return was_up and not self.is_up
+
+
+def _unconnected(context: zmq.Context[zmq.Socket[bytes]] | None) -> zmq.Socket[bytes]:
+    """A DEALER that never keeps a program from ending and notices a peer that is silently gone."""
+    socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
     # Closing drops what is unsent; a daemon that is away must not keep the program alive.
     socket.set(zmq.LINGER, 0)
     # Requests wait in memory while the daemon is away; their calls time out.
     socket.set(zmq.SNDHWM, 0)
-    if "://[" in endpoint:
-        socket.set(zmq.IPV6, 1)
-    try:
-        socket.connect(endpoint)
-    except zmq.ZMQError as error:
-        socket.close()
-        raise EndpointError(
-            f"cannot connect to {endpoint!r}: expected ipc://PATH or tcp://HOST:PORT"
-        ) from error
+    socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+    socket.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+    socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+    socket.set(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)
     return socket

@@ -24,6 +24,10 @@ class EndpointBusy(EndpointError):
     """Another daemon owns the endpoint. Nothing was bound, nothing of the other was touched."""
 
 
+class KeyFileError(IpcError):
+    """A key, or a file of keys, cannot be used. The fault of whoever named it; nothing was sent."""
+
+
 class MalformedMessage(IpcError):
     """A client's message breaks the protocol. The client's fault; only that message is refused.
 
@@ -74,6 +78,41 @@ class Timeout(IpcError):
         )
         self.endpoint = endpoint
         self.timeout_s = timeout_s
+
+
+class ConnectionLost(IpcError):
+    """The connection broke before the last reply, most often because the daemon restarted.
+
+    Nobody knows how far the request came; what it had in work is dropped. The client connects again
+    by itself, and other calls go on.
+
+    Attributes:
+        endpoint: where the daemon was.
+        retryable: True: the same call can succeed once the daemon is back.
+    """
+
+    retryable = True
+
+    def __init__(self, endpoint: str, kind: str) -> None:
+        super().__init__(
+            f"the connection to {endpoint} was lost before the answer to `{kind}` was complete, "
+            f"most likely because rtcached stopped or was restarted; ask again"
+        )
+        self.endpoint = endpoint
+
+
+class NotWelcome(IpcError):
+    """The daemon, or what listens in its place, does not accept this client's connections.
+
+    The operator's fault: the keys of both sides do not fit, or only one side has any.
+
+    Attributes:
+        endpoint: where the daemon was expected.
+    """
+
+    def __init__(self, endpoint: str, why: str) -> None:
+        super().__init__(f"{endpoint} does not accept this client: {why}")
+        self.endpoint = endpoint
 
 
 class ProtocolError(IpcError):

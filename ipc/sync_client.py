@@ -1,38 +1,35 @@
 """The blocking client: the names of `ipc.client` without await, for scripts and threads.
 
-No event loop and no thread of its own: the socket is read while a call waits. One client carries
-several answers at once (read them in turn), but belongs to one thread at a time. Every call ends,
-at the latest when nothing has come from the daemon for `timeout_s`.
+No event loop, and no thread unless `lease_s` is given: the socket is read while a call waits. One
+client carries several answers at once (read them in turn), but belongs to one thread at a time.
+Every call ends, at the latest when nothing has come from the daemon for `timeout_s`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from ipc.answers import Answer, Piece, Result
 from ipc.arguments import (
     Conversation,
     SamplingOptions,
     conversation,
+    lease_ms,
     prompt_fields,
     sampling_fields,
 )
+from ipc.blocking_link import ClientLink
 from ipc.codec import Encoding
-from ipc.dealer import DEFAULT_TIMEOUT_S, dealer_socket
+from ipc.dealer import DEFAULT_TIMEOUT_S
 from ipc.endpoint import DEFAULT_ENDPOINT
-from ipc.errors import Closed, ProtocolError, Timeout
-from ipc.messages import (
-    AnyReply,
-    AnyRequest,
-    Chat,
-    Generate,
-    type_name,
-)
-from ipc.session import Answer, Call, Piece, Result, Session
+from ipc.errors import ProtocolError
+from ipc.link import DEFAULT_WINDOW, LinkOptions
+from ipc.messages import AnyRequest, Chat, Generate, type_name
+from ipc.session import Call
 from ipc.sync_client_calls import Calls, R
 
 if TYPE_CHECKING:
@@ -44,15 +41,17 @@ class AnswerStream:
     the other.
 
     The request was sent when this object was made. Leaving the loop early, or an exception (such
-    as KeyboardInterrupt) in it, sends `cancel` to the daemon.
+    as KeyboardInterrupt) in it, sends `cancel` to the daemon. Who reads slowly holds the daemon up,
+    as far as it has room for what it computes; then the answer ends with the `finish_reason`
+    "slow_reader".
 
     Attributes:
         id: the request's name on the wire, for `Client.cancel`.
     """
 
-    def __init__(self, client: Client, call: Call, timeout_s: float) -> None:
+    def __init__(self, link: ClientLink, call: Call, timeout_s: float) -> None:
         self.id = str(call.id)
-        self._client = client
+        self._link = link
         self._call = call
         self._timeout_s = timeout_s
         self._answer = Answer()
@@ -61,7 +60,7 @@ class AnswerStream:
         """Pieces as they come; raises what the methods of `Client` raise."""
         try:
             while not self._answer.is_done:
-                reply = self._client._next_reply(self._call, self._timeout_s)
+                reply = self._link.next_reply(self._call, self._timeout_s)
                 piece = self._answer.add(reply)
                 if piece.text or piece.token_ids:
                     yield piece
@@ -80,27 +79,33 @@ class AnswerStream:
 
     def cancel(self) -> None:
         """Give the answer up; nothing happens if it has ended."""
-        self._client._give_up(self._call)
+        self._link.give_up(self._call)
 
 
 class Client(Calls):
     """A connection to a daemon; to its admin socket for what is marked "Admin".
 
-    Connecting does not wait for the daemon: libzmq connects, and reconnects, by itself.
+    Connecting does not wait for the daemon: the client connects, and reconnects, by itself. What
+    was asked over a connection that broke is asked once more if that is harmless
+    (`session.REPEATABLE`), else its call ends with `ConnectionLost`.
 
     Args:
         endpoint: where the daemon listens.
         timeout_s: how long a call waits for the next message, in seconds. A long answer does not
             time out while it grows.
         encoding: `msgpack`, or `json` for easier debugging.
+        window: how many messages of a streamed answer may wait for its reader, in all places
+            together; None: any number.
+        lease_s: make a session: when the daemon has not heard of this client for so long, it
+            drops the client's requests [1 to 3600 seconds]. Heartbeats are sent by themselves.
+            None: the daemon notices only what libzmq notices.
         context: libzmq context to share; the process-wide one by default.
-
-    Raises:
-        EndpointError: the endpoint is not one.
 
     Every method raises:
         ServerError: the daemon refused, or failed at, the request.
         Timeout: nothing came in time; the request is cancelled.
+        ConnectionLost: the connection broke before the last reply.
+        NotWelcome: the daemon does not let this client connect.
         ProtocolError: the daemon's reply makes no sense.
         Closed: the client is closed.
     """
@@ -111,12 +116,19 @@ class Client(Calls):
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         encoding: str = "msgpack",
+        window: int | None = DEFAULT_WINDOW,
+        lease_s: float | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
+        """Raises:
+        EndpointError: the endpoint is not one.
+        ValueError: an argument that is wrong in itself.
+        """
         self.endpoint = endpoint
         self._timeout_s = timeout_s
-        self._session = Session(Encoding(encoding))
-        self._socket: zmq.Socket[bytes] | None = dealer_socket(endpoint, context)
+        self._window = window
+        options = LinkOptions(Encoding(encoding), lease_ms(lease_s), context)
+        self._link = ClientLink(endpoint, options)
 
     def __enter__(self) -> Client:
         return self
@@ -131,10 +143,7 @@ class Client(Calls):
 
     def close(self) -> None:
         """End all calls with `Closed` and drop what is not sent yet. May be called twice."""
-        if self._socket is not None:
-            self._socket.close(linger=0)
-            self._socket = None
-        self._session.fail_all(Closed("the client was closed"))
+        self._link.close()
 
     def generate(
         self,
@@ -177,13 +186,14 @@ class Client(Calls):
 
     def cancel_all(self) -> None:
         """Give up every unfinished request of this client; does not wait for the daemon."""
-        for call in self._session.open_calls:
-            self._give_up(call)
+        self._link.give_up_all()
 
     def _stream(
         self, kind: type[AnyRequest], fields: Mapping[str, Any], timeout_s: float | None
     ) -> AnswerStream:
-        return AnswerStream(self, self._start(kind, fields), self._patience(timeout_s))
+        window = self._window if fields.get("stream", True) else None
+        call = self._link.start(kind, fields, window)
+        return AnswerStream(self._link, call, self._patience(timeout_s))
 
     def _ask(
         self,
@@ -193,51 +203,15 @@ class Client(Calls):
         timeout_s: float | None = None,
     ) -> R:
         """One request, one reply."""
-        call = self._start(kind, fields)
+        link = self._link
+        call = link.start(kind, fields)
         try:
-            reply = self._next_reply(call, self._patience(timeout_s))
+            reply = link.next_reply(call, self._patience(timeout_s))
         finally:
-            self._give_up(call)
+            link.give_up(call)
         if not isinstance(reply, expected):
             raise ProtocolError(f"`{call.kind}` was answered by `{type_name(reply)}`")
         return reply
 
     def _patience(self, timeout_s: float | None) -> float:
         return self._timeout_s if timeout_s is None else timeout_s
-
-    def _start(self, kind: type[AnyRequest], fields: Mapping[str, Any]) -> Call:
-        if self._socket is None:
-            raise Closed("the client is closed")
-        call, payload = self._session.start(kind, fields)
-        self._socket.send(payload, zmq.NOBLOCK)
-        return call
-
-    def _next_reply(self, call: Call, timeout_s: float) -> AnyReply:
-        """The next reply to `call`; on a timeout the call is given up."""
-        end_s = time.monotonic() + timeout_s
-        while (reply := call.take()) is None:
-            remaining_s = end_s - time.monotonic()
-            if remaining_s <= 0:
-                self._give_up(call)
-                raise Timeout(self.endpoint, timeout_s)
-            self._receive(remaining_s)
-        return reply
-
-    def _receive(self, wait_s: float) -> None:
-        """File everything that has come; wait at most `wait_s` for the first of it."""
-        socket = self._socket
-        if socket is None:
-            raise Closed("the client was closed")
-        if not socket.poll(int(wait_s * 1000) + 1, zmq.POLLIN):
-            return
-        while True:
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._session.receive(frames[-1])
-
-    def _give_up(self, call: Call) -> None:
-        cancel = self._session.give_up(call)
-        if cancel is not None and self._socket is not None:
-            self._socket.send(cancel, zmq.NOBLOCK)

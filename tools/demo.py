@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ipc.answers import Result
 from ipc.errors import IpcError
-from ipc.session import Result
 from ipc.sync_client import Client
 from om_models.bundle import load_bundle
 from runtime_cache.errors import BundleError

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 
+from ipc.answers import Answer, Piece
 from ipc.messages import AnyReply, AnyRequest, Chat, Done, Error, Generate, MessageId, type_name
-from ipc.session import Answer, Piece
 from runtime_cache.errors import InternalError, QueueFull, RuntimeCacheError
 from runtime_cache.llm.host import TURN_S, Host, Inbox
 from runtime_cache.llm.results import Closed, Result, error_of

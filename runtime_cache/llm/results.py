@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ipc import session
+from ipc import answers
 from ipc.messages import CacheReport, Done, Error, Logprobs, Registered, Timing, Usage
 from runtime_cache.errors import AclError, DeviceError, RequestError, RuntimeCacheError
 
@@ -37,7 +37,7 @@ class Result(str):
     logprobs: tuple[Logprobs, ...]
 
     @classmethod
-    def of(cls, done: Done | session.Result) -> Result:
+    def of(cls, done: Done | answers.Result) -> Result:
         """The answer that came as one message, or was put together from several."""
         result = cls(done.text)
         for name in cls.__slots__:

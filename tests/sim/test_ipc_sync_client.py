@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ipc import cli
+from ipc.answers import Piece
 from ipc.errors import Closed, EndpointError, ServerError, Timeout
+from ipc.link import DEFAULT_WINDOW
 from ipc.messages import (
     CacheReport,
     Cancel,
@@ -20,7 +22,6 @@ from ipc.messages import (
     MessageId,
     PrefixName,
 )
-from ipc.session import Piece
 from ipc.sync_client import Client
 from tests.support.ipc_daemon import DaemonThread
 
@@ -218,6 +219,7 @@ def test_every_sampling_option_reaches_the_daemon(endpoint: str, daemon: DaemonT
     assert cli.main(["--endpoint", endpoint, *line.split()]) == 0
     assert daemon.daemon.requests[1] == Generate(
         MessageId("2"),
+        credit=DEFAULT_WINDOW,
         prompt="count",
         prefix_id=PrefixName("p-1"),
         max_tokens=5,
@@ -240,7 +242,9 @@ def test_every_sampling_option_reaches_the_daemon(endpoint: str, daemon: DaemonT
 
 def test_options_left_out_are_the_daemons_choice(endpoint: str, daemon: DaemonThread) -> None:
     assert cli.main(["generate", "count", "--endpoint", endpoint]) == 0
-    assert daemon.daemon.requests[1] == Generate(MessageId("2"), prompt="count")
+    assert daemon.daemon.requests[1] == Generate(
+        MessageId("2"), prompt="count", credit=DEFAULT_WINDOW
+    )
 
 
 @pytest.mark.usefixtures("endpoint")
@@ -288,6 +292,7 @@ def test_chat_asks_one_question(endpoint: str, daemon: DaemonThread, capsys: Out
     assert capsys.readouterr().out == "hello\n"
     assert daemon.daemon.requests[1] == Chat(
         MessageId("2"),
+        credit=DEFAULT_WINDOW,
         messages=(ChatMessage("system", "be brief"), ChatMessage("user", "hello")),
     )
 

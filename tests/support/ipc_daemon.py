@@ -24,6 +24,7 @@ from ipc.messages import (
     CacheReport,
     Cancel,
     Chat,
+    Credit,
     Done,
     Error,
     Evict,
@@ -37,6 +38,8 @@ from ipc.messages import (
     Listed,
     ListEntries,
     Ok,
+    Opened,
+    OpenSession,
     Pin,
     Ping,
     Pinned,
@@ -83,6 +86,7 @@ class CountingDaemon:
     """The handler; `server` is set by whoever makes the server.
 
     Attributes:
+        incarnation: what it calls itself.
         seen: every request, in order, with its client.
         gone, slow: clients the server reported.
         log: what the server logged.
@@ -90,6 +94,7 @@ class CountingDaemon:
 
     def __init__(self) -> None:
         self.server: Server
+        self.incarnation = ""
         self.seen: list[tuple[ClientRef, AnyRequest]] = []
         self.gone: list[ClientRef] = []
         self.slow: list[ClientRef] = []
@@ -143,7 +148,12 @@ class CountingDaemon:
         elif isinstance(message, Cancel):
             send(client, Ok(message.id))
         elif isinstance(message, Ping):
-            send(client, Pong(message.id, version="0.1.0", uptime_s=12.5))
+            send(client, self._pong(message))
+        elif isinstance(message, OpenSession):
+            lease_ms, incarnation = message.lease_ms, self.incarnation
+            send(client, Opened(message.id, lease_ms=lease_ms, incarnation=incarnation))
+        elif isinstance(message, Credit):
+            pass  # is not answered
         elif isinstance(message, GetInfo):
             send(client, info(message))
         elif isinstance(message, Tokenize):
@@ -167,6 +177,9 @@ class CountingDaemon:
             send(client, Stats(message.id, stats={"pool": {"num_blocks": 3}}))
         else:
             raise RuntimeError("a secret of the daemon")
+
+    def _pong(self, message: Ping) -> Pong:
+        return Pong(message.id, version="0.1.0", uptime_s=12.5, incarnation=self.incarnation)
 
     def _generate(self, client: ClientRef, message: Generate | Chat) -> None:
         send = self.server.send

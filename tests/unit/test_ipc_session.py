@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ipc.answers import Answer, Piece, Result
 from ipc.arguments import (
     Conversation,
     content_fields,
@@ -35,7 +36,7 @@ from ipc.messages import (
     TopToken,
     Usage,
 )
-from ipc.session import Answer, Call, Piece, Result, Session
+from ipc.session import Call, Session
 
 USAGE = Usage(550, 500, 50, 3)
 TIMING = Timing(0.5, 25.0, 75.0, 20.0)
@@ -72,7 +73,7 @@ class Wire:
 
     def start(self, kind: Any = Generate, **fields: Any) -> Call:
         fields = fields or ({"prompt": "p"} if kind is Generate else {})
-        return self.session.start(kind, fields)[0]
+        return self.session.start(kind, fields)
 
     def reply(self, reply: AnyReply) -> tuple[Call, ...]:
         return tuple(self.session.receive(encode(reply, self.encoding)))
@@ -81,11 +82,13 @@ class Wire:
 @pytest.mark.parametrize("encoding", list(Encoding))
 def test_requests_are_numbered_and_encoded(encoding: Encoding) -> None:
     session = Session(encoding)
-    first, payload = session.start(Ping, {})
+    first = session.start(Ping, {})
+    payload = first.payload
     assert first.id == "1"
     assert sniff(payload) is encoding
     assert decode_request(payload, Limits()) == Ping(MessageId("1"))
-    second, payload = session.start(Generate, {"prompt": "p", "top_k": 3})
+    second = session.start(Generate, {"prompt": "p", "top_k": 3})
+    payload = second.payload
     assert second.id == "2"
     assert decode_request(payload, Limits()) == Generate(MessageId("2"), prompt="p", top_k=3)
 
@@ -275,7 +278,7 @@ def test_what_is_to_be_explained_takes_the_form_of_the_message() -> None:
 def test_conversations_may_be_dicts_or_messages() -> None:
     turns: Conversation = [{"role": "system", "content": "s"}, ChatMessage("user", "u")]
     assert conversation(turns) == (ChatMessage("system", "s"), ChatMessage("user", "u"))
-    assert Session().start(Chat, {"messages": conversation(turns)})[0].kind == "chat"
+    assert Session().start(Chat, {"messages": conversation(turns)}).kind == "chat"
 
 
 @pytest.mark.parametrize("turn", [{"role": "robot", "content": "x"}, {"role": "user"}, {}])

@@ -9,8 +9,8 @@ import pickle
 import pytest
 
 from ipc import messages as wire
+from ipc.answers import Answer
 from ipc.messages import CacheReport, Done, Error, MessageId, Timing, Usage
-from ipc.session import Answer
 from runtime_cache import errors
 from runtime_cache.llm.results import Closed, Prefix, Result, SomeFailed, error_of
 
