@@ -1,49 +1,132 @@
 """Structured logging to standard error: one event name and its fields a line.
 
-Prompts and answers are never logged.
+Every event is listed in docs/events.md. Prompts and answers are logged only with `log.prompts`. A
+field that does not apply is left out. In the journal of systemd a line begins with its priority
+(`<4>`), and has neither colours nor a time of its own, which the journal adds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import os
+import re
 import sys
-from collections.abc import Iterator
-from typing import TextIO, cast
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, TextIO, cast
 
 import structlog
 
 from runtime_cache.config import LogConfig
 
+#: Of a line in the journal: those of syslog.
+_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "exception": 3, "critical": 2}
+#: What needs no quotes there.
+_PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)
+Fields = MutableMapping[str, Any]
 
-def configure(config: LogConfig, stream: TextIO | None = None) -> None:
+
+def configure(
+    config: LogConfig, stream: TextIO | None = None, env: Mapping[str, str] | None = None
+) -> None:
     """Set up structlog for the process.
 
     Args:
         config: level and format.
         stream: where lines go; standard error by default.
+        env: environment; None for the process's own.
     """
     stream = stream or sys.stderr
-    as_json = config.format == "json" or (config.format == "auto" and not stream.isatty())
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if as_json
-        else structlog.dev.ConsoleRenderer(colors=stream.isatty())
-    )
+    is_journal = _is_journal(stream, os.environ if env is None else env)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
+            _without_nones,
+            *_stamps(is_journal=is_journal),
             structlog.processors.format_exc_info,
-            renderer,
+            _renderer(config, stream, is_journal=is_journal),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, config.level.upper())),
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unbreakable(stream))),
         cache_logger_on_first_use=False,
     )
+
+
+def forward_libraries() -> None:
+    """What libraries log by Python's own means comes to this log, from warnings on.
+
+    For a process that is all ours; nobody else's handlers stay.
+    """
+    logging.basicConfig(handlers=[_Forwarder(logging.WARNING)], force=True)
+
+
+def _renderer(config: LogConfig, stream: TextIO, *, is_journal: bool) -> structlog.typing.Processor:
+    as_json = structlog.processors.JSONRenderer()
+    if is_journal:
+        return _Prioritized(as_json if config.format == "json" else _as_line)
+    if config.format == "json" or (config.format == "auto" and not stream.isatty()):
+        return as_json
+    return structlog.dev.ConsoleRenderer(colors=stream.isatty())
+
+
+def _stamps(*, is_journal: bool) -> list[structlog.typing.Processor]:
+    """Level and time, which the journal has of its own."""
+    if is_journal:
+        return []
+    return [structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso")]
+
+
+def _is_journal(stream: TextIO, env: Mapping[str, str]) -> bool:
+    """Whether the stream is the one that systemd has named (systemd.exec, $JOURNAL_STREAM)."""
+    named = env.get("JOURNAL_STREAM", "")
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # no file, or closed
+        return False
+    return named == f"{status.st_dev}:{status.st_ino}"
+
+
+def _without_nones(logger: object, method: str, fields: Fields) -> Fields:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _as_line(logger: object, method: str, fields: Fields) -> str:
+    """`event name=value ...`, each value without a space or in quotes."""
+    event = fields.pop("event", "")
+    return " ".join([str(event), *(f"{name}={_quoted(v)}" for name, v in fields.items())])
+
+
+def _quoted(value: object) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
+        return value
+    return json.dumps(value, default=repr)
+
+
+class _Prioritized:
+    """A renderer whose lines begin with the priority, as the journal reads it."""
+
+    def __init__(self, render: Callable[[Any, str, Fields], str | bytes]) -> None:
+        self._render = render
+
+    def __call__(self, logger: object, method: str, fields: Fields) -> str:
+        line = self._render(logger, method, fields)
+        return f"<{_PRIORITIES.get(method, 6)}>{line!s}"
+
+
+class _Forwarder(logging.Handler):
+    """What libraries log becomes an event of ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger(__name__)
+        log.log(
+            record.levelno,
+            "library_log",
+            library=record.name,
+            text=record.getMessage(),
+            exc_info=record.exc_info,
+        )
 
 
 class _Unbreakable(io.TextIOBase):
