@@ -10,22 +10,27 @@ again. What is between start and end is in `serving`.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 
 import structlog
 import uvloop
 
 from ipc.errors import EndpointError
-from runtime_cache import __version__, log, options
+from runtime_cache import __version__, log, open_files, options
+from runtime_cache.config import Config
 from runtime_cache.errors import (
     ConfigError,
     DeviceError,
     DeviceHung,
     OutOfDeviceMemory,
     RuntimeCacheError,
+    StepTimeout,
 )
+from runtime_cache.notify import Notifier
 from runtime_cache.options import Loaded
 from runtime_cache.serving import Ending, serve
 
@@ -68,29 +73,55 @@ def main(argv: Sequence[str] | None = None) -> int:
             _print_config(loaded)
             return EXIT_OK
         log.configure(loaded.config.log)
-        return _end(uvloop.run(serve(loaded.config)))
+        log.forward_libraries()
+        return _run(loaded.config)
     except (ConfigError, EndpointError) as error:
         print(f"rtcached: {error}", file=sys.stderr)
         return EXIT_CONFIG
     except DeviceError as error:
         print(f"rtcached: {error}", file=sys.stderr)
-        return EXIT_MEMORY if isinstance(error, OutOfDeviceMemory) else EXIT_DEVICE
+        return _leave(_code_of_start(error))
+
+
+def _run(config: Config) -> int:
+    """Serve; whoever manages services is told how it goes."""
+    open_files.allow_many()
+    # The stacks of all threads, if the watchdog (SIGABRT) or a library ends the process.
+    faulthandler.enable()
+    with closing(Notifier.from_env(os.environ)) as notifier:
+        try:
+            return _end(uvloop.run(serve(config, notifier)))
+        except (ConfigError, EndpointError, DeviceError) as error:
+            notifier.status(f"The start failed: {error}")
+            raise
 
 
 def _end(ending: Ending) -> int:
-    """The exit code; behind a hung device the process ends here.
-
-    What the driver's libraries do at the end of a process may wait for the device.
-    """
+    """The exit code of a service that was ready."""
     code = EXIT_OK if ending.fatal is None else _code_of(ending.fatal)
     if not ending.is_given_back:
         code = code or EXIT_LOST
     logger.info("stopped", exit_code=code)
+    return _leave(code)
+
+
+def _leave(code: int) -> int:
+    """The exit code; behind a hung device the process ends here.
+
+    What the driver's libraries do at the end of a process may wait for the device.
+    """
     if code == EXIT_HUNG:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _code_of_start(error: DeviceError) -> int:
+    """The exit code for what a start has failed with."""
+    if isinstance(error, OutOfDeviceMemory):
+        return EXIT_MEMORY
+    return EXIT_HUNG if isinstance(error, DeviceHung | StepTimeout) else EXIT_DEVICE
 
 
 def _code_of(fatal: RuntimeCacheError) -> int:

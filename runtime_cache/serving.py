@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
@@ -22,11 +23,19 @@ from runtime_cache.config import Config, admin_endpoint
 from runtime_cache.errors import DeviceError, RuntimeCacheError
 from runtime_cache.facts import DaemonFacts
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
+from runtime_cache.metrics.http import MetricsServer, metrics_server
+from runtime_cache.metrics.source import MetricsSource
+from runtime_cache.notify import Notifier
+from runtime_cache.request_log import RequestLog
 from runtime_cache.runtime import Runtime
 from runtime_cache.service import Defaults, Service
 from runtime_cache.tenants import new_intakes
+from runtime_cache.watchdog import Watchdog
 
 logger = structlog.get_logger(__name__)
+
+#: To unload models and give the device back [seconds].
+_CLOSING_S = 60.0
 
 
 class Socket(NamedTuple):
@@ -48,28 +57,60 @@ class Ending(NamedTuple):
     is_given_back: bool = True
 
 
-async def serve(config: Config) -> Ending:
+class Signals(NamedTuple):
+    """What the process was sent.
+
+    Attributes:
+        stop: set by SIGTERM or SIGINT; a second one ends the process at once.
+        reload: set by SIGHUP; to be cleared by whoever reads the configuration again.
+    """
+
+    stop: asyncio.Event
+    reload: asyncio.Event
+
+
+async def serve(config: Config, notifier: Notifier) -> Ending:
     """Open, say ready, serve until a signal or a fatal error, drain, close.
+
+    Args:
+        notifier: of the service manager; stays open.
 
     Raises:
         ConfigError, EndpointError, DeviceError: the start failed; nothing is left open.
     """
-    stop = _stop_on_signals()
+    signals = _take_signals()
     claims: dict[Socket, SocketClaim | None] = {}
     try:
         # A second daemon on these sockets fails here, before it loads a model.
         for socket, endpoint in _endpoints(config).items():
             claims[socket] = claim_endpoint(endpoint)
-        runtime = await Runtime.open(config)
-        try:
-            fatal = await _serve(runtime, claims, stop)
-        finally:
-            is_given_back = await _close(runtime)
+        async with metrics_server(config.metrics.listen) as metrics:
+            runtime = await Runtime.open(config, notifier.status)
+            watchdog = Watchdog(notifier, runtime.thread, partial(_status, runtime))
+            try:
+                # Loading cannot be interrupted: a signal that came meanwhile is followed here.
+                if not signals.stop.is_set():
+                    await _warm_up(runtime, signals.stop)
+                fatal = None
+                if not signals.stop.is_set():
+                    fatal = await _serve(runtime, claims, signals, notifier, watchdog, metrics)
+            finally:
+                is_given_back = await _close(runtime)
+                watchdog.stop()
     finally:
         for claim in claims.values():
             if claim is not None:
                 claim.release()
     return Ending(fatal, is_given_back)
+
+
+async def _warm_up(runtime: Runtime, stop: asyncio.Event) -> None:
+    """Run the first steps; one that hangs is given up when a signal comes."""
+    warming = asyncio.ensure_future(runtime.warm_up())
+    await _either(asyncio.shield(warming), stop.wait())
+    if not warming.done():
+        runtime.recovery.give_up()
+    await warming
 
 
 async def _close(runtime: Runtime) -> bool:
@@ -83,25 +124,42 @@ async def _close(runtime: Runtime) -> bool:
 
 
 async def _serve(
-    runtime: Runtime, claims: Mapping[Socket, SocketClaim | None], stop: asyncio.Event
+    runtime: Runtime,
+    claims: Mapping[Socket, SocketClaim | None],
+    signals: Signals,
+    notifier: Notifier,
+    watchdog: Watchdog,
+    metrics: MetricsServer | None,
 ) -> RuntimeCacheError | None:
     """From ready to drained; returns what made it end, None for a signal."""
     config, engine = runtime.config, runtime.engine
     servers: dict[Socket, Server] = {}
+    facts = DaemonFacts(runtime, servers.values())
+    requests = RequestLog(runtime.tokenizer.decode if config.log.prompts else None)
     service = Service(
         engine,
         new_intakes(runtime),
-        DaemonFacts(runtime, servers.values()),
-        Defaults(config.engine.default_max_tokens, config.engine.default_deadline_ms),
+        facts,
+        Defaults(
+            config.engine.default_max_tokens,
+            config.engine.default_deadline_ms,
+            config.ipc.max_unsent_tokens,
+        ),
         send=lambda client, reply: servers[_socket_of(client)].send(client, reply),
+        requests=requests,
     )
     async with AsyncExitStack() as stack:
         for socket, claim in claims.items():
             servers[socket] = _server(config, socket, service, claim)
             await stack.enter_async_context(servers[socket])
+        if metrics is not None:
+            metrics.attach(MetricsSource(runtime, facts.figures, servers.values(), requests))
         _log_ready(runtime, servers)
-        await _either(stop.wait(), asyncio.shield(engine.fatal))
+        notifier.ready(_status(runtime))
+        watchdog.start()
+        await _either(signals.stop.wait(), asyncio.shield(engine.fatal))
         logger.info("draining", unfinished=engine.num_unanswered)
+        notifier.stopping(_last_words(runtime), _stopping_s(config))
         num_cancelled = await engine.drain(config.ipc.drain_timeout_s)
         logger.info("drained", cancelled=num_cancelled)
         await service.close()
@@ -130,6 +188,7 @@ def _server(config: Config, socket: Socket, service: Service, claim: SocketClaim
         tenant=socket.tenant,
         limits=Limits(max_message_bytes=config.ipc.max_message_bytes),
         socket_mode=0o600 if socket.role == "admin" else int(config.ipc.socket_mode, 8),
+        max_queued_replies=config.ipc.max_queued_replies,
         claim=claim,
         log=lambda event, fields: logger.warning(event, **fields),
     )
@@ -148,20 +207,44 @@ def _log_ready(runtime: Runtime, servers: Mapping[Socket, Server]) -> None:
     )
 
 
-def _stop_on_signals() -> asyncio.Event:
-    """Set by SIGTERM or SIGINT; a second one ends the process at once."""
-    stop = asyncio.Event()
+def _take_signals() -> Signals:
+    """From here on signals set events, SIGHUP included, which would end the process otherwise."""
+    signals = Signals(asyncio.Event(), asyncio.Event())
     loop = asyncio.get_running_loop()
 
-    def on_signal(number: signal.Signals) -> None:
-        if stop.is_set():
+    def on_stop(number: signal.Signals) -> None:
+        if signals.stop.is_set():
             os._exit(128 + number)
-        stop.set()
+        signals.stop.set()
         logger.info("signal", name=number.name)
 
+    def on_reload() -> None:
+        signals.reload.set()
+        logger.info("signal", name=signal.SIGHUP.name)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-    return stop
+        loop.add_signal_handler(number, on_stop, number)
+    loop.add_signal_handler(signal.SIGHUP, on_reload)
+    return signals
+
+
+def _status(runtime: Runtime) -> str:
+    """For the service manager, and people who ask it."""
+    engine, config = runtime.engine, runtime.config
+    what = f"{runtime.manifest.name} on {config.device.device} at {config.ipc.endpoint}"
+    return f"{engine.condition.capitalize()}: {what}, {engine.num_unanswered} requests unanswered"
+
+
+def _last_words(runtime: Runtime) -> str:
+    fatal = runtime.engine.fatal
+    if fatal.done():
+        return f"Giving up: {fatal.result()}"
+    return f"Draining: {runtime.engine.num_unanswered} requests unanswered"
+
+
+def _stopping_s(config: Config) -> float:
+    """The longest that draining and closing may take, a step that hangs included [seconds]."""
+    return config.ipc.drain_timeout_s + 2 * config.device.step_timeout_ms / 1000 + _CLOSING_S
 
 
 async def _either(*waits: Coroutine[Any, Any, object] | asyncio.Future[Any]) -> None:

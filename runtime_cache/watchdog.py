@@ -22,6 +22,7 @@ log = structlog.get_logger(__name__)
 _MESSAGES = 3
 #: How often the status is looked at when nobody watches [seconds].
 _STATUS_S = 5.0
+_STUCK = "Stuck: a call of the driver does not return"
 
 
 class Watched(Protocol):
@@ -71,17 +72,19 @@ class Watchdog:
 
     def look(self) -> None:
         """Tell once, if all is well; the log says when it no longer is, and when it is again."""
-        if (status := self._status()) != self._said:
-            self._notifier.status(status)
-            self._said = status
-        if self._notifier.watchdog_s is None:
-            return
+        limit_s = self._notifier.watchdog_s
         overdue_s = self._thread.overdue_s
-        is_well = self._thread.is_alive and overdue_s <= self._notifier.watchdog_s
-        if is_well:
-            self._notifier.alive()
+        is_well = limit_s is None or (self._thread.is_alive and overdue_s <= limit_s)
         if is_well == self._is_withheld:
             self._note(overdue_s, is_well=is_well)
+        self._say(self._status() if is_well else _STUCK)
+        if is_well and limit_s is not None:
+            self._notifier.alive()
+
+    def _say(self, status: str) -> None:
+        if status != self._said:
+            self._notifier.status(status)
+            self._said = status
 
     def _note(self, overdue_s: float, *, is_well: bool) -> None:
         self._is_withheld = not is_well

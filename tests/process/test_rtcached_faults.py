@@ -24,6 +24,8 @@ OPTIONS = ConvertOptions(
 )
 PROMPT = list(range(100, 120))
 NEVER_MS = 10**8
+#: Steps that a daemon runs before it is ready.
+WARM_UP = 2
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def end_with(daemon: DaemonProcess, code: int) -> None:
 
 
 def test_while_a_step_hangs_the_daemon_answers_and_can_be_ended(bundle: Path, script: Script):
-    script(function=EXECUTE, when="run", call=2, hang_ms=NEVER_MS)
+    script(function=EXECUTE, when="run", call=WARM_UP + 2, hang_ms=NEVER_MS)
     hours = {"device_step_timeout_ms": "2000", "device_hang_limit_ms": "36000000"}
     with (
         serve(bundle, ipc_drain_timeout_s="0", **hours) as daemon,
@@ -102,7 +104,7 @@ def test_while_a_step_hangs_the_daemon_answers_and_can_be_ended(bundle: Path, sc
 
 
 def test_a_hang_beyond_its_limit_ends_the_daemon(bundle: Path, script: Script):
-    script(function=EXECUTE, when="run", call=2, hang_ms=NEVER_MS)
+    script(function=EXECUTE, when="run", call=WARM_UP + 2, hang_ms=NEVER_MS)
     limits = {"device_step_timeout_ms": "100", "device_hang_limit_ms": "300"}
     with serve(bundle, **limits) as daemon, RawClient(daemon.endpoint) as client:
         ask(client, "hangs")
@@ -115,7 +117,7 @@ def test_a_hang_beyond_its_limit_ends_the_daemon(bundle: Path, script: Script):
 
 
 def test_a_hang_that_ends_is_noticed_by_its_time_alone(bundle: Path, script: Script):
-    script(function=EXECUTE, when="run", call=3, hang_ms=1500)
+    script(function=EXECUTE, when="run", call=WARM_UP + 3, hang_ms=1500)
     with serve(bundle, device_step_timeout_ms="1000") as daemon:
         with RawClient(daemon.endpoint) as client:
             ask(client, "a")
@@ -131,7 +133,7 @@ def test_a_hang_that_ends_is_noticed_by_its_time_alone(bundle: Path, script: Scr
 
 
 def test_a_lost_device_answers_everybody_once(bundle: Path, script: Script):
-    script(function=EXECUTE, when="run", call=3, code=507054)
+    script(function=EXECUTE, when="run", call=WARM_UP + 3, code=507054)
     with serve(bundle) as daemon, RawClient(daemon.endpoint) as client:
         ask(client, "a")
         ask(client, "b", list(range(20)))

@@ -80,3 +80,39 @@ async def test_closing_ends_the_thread_and_needs_no_other() -> None:
         patch.setattr(threading.Thread, "start", None)
         await thread.close()
     assert not own.is_alive()
+
+
+async def test_nothing_is_overdue_while_nothing_runs() -> None:
+    now_s = 10.0
+    thread = DeviceThread(clock=lambda: now_s)
+    await thread.run(int)
+    await thread.run(thread.promise, -5.0)
+    now_s = 1000.0
+    # The last function has returned before its end is noted, so another one is waited for.
+    await thread.close()
+    assert (thread.overdue_s, thread.is_alive) == (0.0, False)
+
+
+async def test_a_function_is_overdue_from_its_begin_unless_it_promises() -> None:
+    now_s = 10.0
+    thread = DeviceThread(clock=lambda: now_s)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def load(may_take_s: float | None) -> None:
+        if may_take_s is not None:
+            thread.promise(may_take_s)
+        begun.set()
+        may_end.wait()
+
+    overdue = []
+    for may_take_s in (None, 7.0):
+        running = thread.start(load, may_take_s)
+        await asyncio.to_thread(begun.wait)
+        now_s += 8.0
+        overdue.append(thread.overdue_s)
+        begun.clear()
+        may_end.set()
+        await running
+        may_end.clear()
+    await thread.close()
+    assert overdue == [8.0, 1.0]
