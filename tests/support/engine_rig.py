@@ -8,6 +8,7 @@ anything else, or write where it must not, fails the test.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -233,6 +234,7 @@ class EngineRig:
         is_hung: whether it is late, and so can only fail.
         batches: all steps so far.
         token_ids: answer tokens by request.
+        token_times: when they came, of the requests that have any.
         texts: answer text by request, the final answer's rest included.
         finals: the final answer by request.
         requests: all that arrived.
@@ -265,6 +267,7 @@ class EngineRig:
         self.is_hung = False
         self.batches: list[StepBatch] = []
         self.token_ids: dict[int, list[int]] = {}
+        self.token_times: dict[int, list[float]] = {}
         self.texts: dict[int, str] = {}
         self.finals: dict[int, Final] = {}
         self.requests: dict[int, NewRequest] = {}
@@ -510,6 +513,8 @@ class EngineRig:
         elif isinstance(command, EmitTokens):
             assert command.request_id not in self.finals, "a token after the final answer"
             self.token_ids[command.request_id] += command.token_ids
+            times = self.token_times.setdefault(command.request_id, [])
+            times += [self.now_s] * len(command.token_ids)
             self.texts[command.request_id] += command.text
         elif isinstance(command, FinishRequest | FailRequest):
             assert command.request_id not in self.finals, "two final answers"
@@ -544,3 +549,14 @@ class EngineRig:
         assert ended == len(self.finals)
         assert counters.arrived == self._next_id - 1 == ended + len(self.state.request_ids())
         assert counters.prefill_steps + counters.decode_steps == len(self.batches)
+        self._check_latencies()
+
+    def _check_latencies(self) -> None:
+        """The histograms have each first step, each token and the time between any two."""
+        latencies = self.state.latencies
+        tenants = latencies.tenants.values()
+        assert latencies.num_tokens == sum(map(len, self.token_times.values()))
+        assert sum(t.queue.histogram.num_samples for t in tenants) == len(self.first_past)
+        assert sum(t.ttft.histogram.num_samples for t in tenants) == len(self.token_times)
+        spans_s = sum(times[-1] - times[0] for times in self.token_times.values())
+        assert math.isclose(latencies.inter_token.histogram.total, spans_s, abs_tol=1e-6)
