@@ -79,7 +79,7 @@ def check(bundle: Path, directory: Path, num_kills: int, seed: int) -> None:
         lives.end()
     # Every client was in the middle of a call when its daemon was killed.
     assert ends.total() >= num_kills
-    assert set(ends) <= {"Timeout", "Restarted"}
+    assert set(ends) <= {"Timeout", "ConnectionLost"}
     assert sorted(path.name for path in directory.iterdir()) == ["s.admin.lock", "s.lock"]
 
 
