@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import ipaddress
 import os
 import socket
 import stat
@@ -23,6 +22,8 @@ DEFAULT_ENDPOINT = "ipc:///run/rtcached/rtcached.sock"
 
 #: A Unix socket address holds 108 bytes, the last one zero. Source: unix(7).
 MAX_IPC_PATH_BYTES = 107
+#: Of a directory that is made for sockets: its group may look for the daemon in it, nobody else.
+DIRECTORY_MODE = 0o750
 #: Connections the kernel keeps until libzmq accepts them.
 _LISTEN_BACKLOG = 1024
 
@@ -76,21 +77,7 @@ def _parse_tcp(rest: str) -> TcpAddress:
     is_number = port.isascii() and port.isdigit() and int(port) <= 65535
     if not host or not (is_number or port == "*"):
         raise EndpointError(f"endpoint 'tcp://{rest}': expected tcp://HOST:PORT")
-    if not _is_loopback(host):
-        raise EndpointError(
-            f"endpoint 'tcp://{rest}': the messages are neither encrypted nor authenticated, so "
-            f"only loopback addresses such as 127.0.0.1 are allowed"
-        )
     return TcpAddress(host, port)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def claim_endpoint(endpoint: str) -> SocketClaim | None:
@@ -111,8 +98,8 @@ class SocketClaim:
 
     Raises:
         EndpointBusy: another process holds the right.
-        EndpointError: the directory is missing or not writable, or something that is not a socket
-            stands at the path. Nothing was removed.
+        EndpointError: the directory cannot be made or is not writable, or something that is not a
+            socket stands at the path. Nothing was removed.
     """
 
     def __init__(self, path: str) -> None:
@@ -167,9 +154,7 @@ class SocketClaim:
 
 def _lock(path: str) -> int:
     """Open and lock the lock file; its content, the holder's process id, is for people."""
-    directory = os.path.dirname(path) or "."
-    if not os.path.isdir(directory):
-        raise EndpointError(f"cannot serve at {path}: there is no directory {directory}")
+    _make_directory(path)
     lock_path = f"{path}.lock"
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -190,6 +175,23 @@ def _lock(path: str) -> int:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
     return fd
+
+
+def _make_directory(path: str) -> None:
+    """Make the socket's directory, but not those above it, if it is missing."""
+    directory = os.path.dirname(path) or "."
+    if os.path.isdir(directory):
+        return
+    try:
+        os.mkdir(directory, DIRECTORY_MODE)
+        os.chmod(directory, DIRECTORY_MODE)  # whatever the umask
+    except FileExistsError:
+        raise EndpointError(f"cannot serve at {path}: {directory} is no directory") from None
+    except OSError as error:
+        raise EndpointError(
+            f"cannot serve at {path}: there is no directory {directory}, and it cannot be made: "
+            f"{error.strerror}"
+        ) from error
 
 
 def _remove_stale(path: str) -> None:

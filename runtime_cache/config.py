@@ -85,9 +85,48 @@ class IpcConfig(msgspec.Struct, frozen=True):
     socket_mode: Annotated[
         str, Meta(pattern="^0?[0-7]{3}$", description="Mode of the client socket file, octal.")
     ] = "0660"
+    server_key_file: Annotated[
+        str,
+        Meta(
+            description="Secret key file of the daemon (rtcache-admin keygen), mode 0600: what "
+            "listens on TCP uses CURVE with it."
+        ),
+    ] = ""
+    keys_file: Annotated[
+        str,
+        Meta(
+            description="List of the keys that may connect by CURVE, each with a role, a tenant "
+            "and a quota (docs/security.md); read again at a reload."
+        ),
+    ] = ""
+    insecure_tcp: Annotated[
+        bool,
+        Meta(
+            description="Let TCP be used without CURVE: whoever reaches the port may use the "
+            "daemon, and read what others send."
+        ),
+    ] = False
     max_message_bytes: Annotated[
         int, Meta(ge=1024, le=64 * 1024**2, description="Larger messages are answered by an error.")
     ] = 4 * 1024**2
+    max_queued_replies: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=65536,
+            description="Messages that libzmq keeps for a client that does not read; then its "
+            "requests are cancelled.",
+        ),
+    ] = 1024
+    max_unsent_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_048_576,
+            description="Tokens of one answer that are kept while its client grants no credit; "
+            "then the answer ends.",
+        ),
+    ] = 4096
     drain_timeout_s: Annotated[
         float,
         Meta(ge=0, description="After SIGTERM, running answers get this long to end (seconds)."),
@@ -245,6 +284,18 @@ class LogConfig(msgspec.Struct, frozen=True):
     ] = False
 
 
+class DaemonConfig(msgspec.Struct, frozen=True):
+    """What the daemon keeps over a restart."""
+
+    state_dir: Annotated[
+        str,
+        Meta(
+            description="Directory of the daemon's own, where the tenants' salts lie; empty: the "
+            "first of $STATE_DIRECTORY, or none: then salts are new at each start."
+        ),
+    ] = ""
+
+
 class TenantConfig(msgspec.Struct, frozen=True):
     """A tenant: its own socket, its own part of the cache. In this file only.
 
@@ -255,13 +306,16 @@ class TenantConfig(msgspec.Struct, frozen=True):
     name: Annotated[
         str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z", description="What operators call it.")
     ]
-    endpoint: Annotated[str, Meta(min_length=1, description="Its socket, as ipc.endpoint.")]
+    endpoint: Annotated[
+        str,
+        Meta(
+            description="Its socket, as ipc.endpoint; empty: it has none, and is reached by its "
+            "keys only (ipc.keys_file)."
+        ),
+    ]
     share_percent: Annotated[
         float, Meta(gt=0, lt=100, description="Its part of the KV pool (percent).")
     ]
-    salt: Annotated[
-        str, Meta(description="A secret that enters its digests besides the name; never shown.")
-    ] = ""
 
     def __repr__(self) -> str:
         return f"TenantConfig({self.name!r}, {self.endpoint!r}, {self.share_percent})"
@@ -278,6 +332,7 @@ class Config(msgspec.Struct, frozen=True):
     sim: SimConfig = SimConfig()
     metrics: MetricsConfig = MetricsConfig()
     log: LogConfig = LogConfig()
+    daemon: DaemonConfig = DaemonConfig()
     tenants: tuple[TenantConfig, ...] = ()
 
 
@@ -300,7 +355,7 @@ def admin_endpoint(ipc: IpcConfig) -> str:
 
 def conflicts(config: Config) -> list[str]:
     """Faults that only several fields together, or a value's own grammar, can show."""
-    faults = []
+    faults = _tcp_conflicts(config)
     try:
         if config.sim.memory:
             parse_bytes(config.sim.memory)
@@ -330,6 +385,35 @@ def conflicts(config: Config) -> list[str]:
     return faults + _tenant_conflicts(config)
 
 
+def endpoints_of(config: Config) -> list[str]:
+    """Every endpoint that clients may connect to."""
+    own = [config.ipc.endpoint, admin_endpoint(config.ipc)]
+    return own + [tenant.endpoint for tenant in config.tenants if tenant.endpoint]
+
+
+def is_curve(config: Config) -> bool:
+    """Whether what listens on TCP uses CURVE."""
+    return bool(config.ipc.server_key_file)
+
+
+def _tcp_conflicts(config: Config) -> list[str]:
+    """TCP is either protected, or said to be not."""
+    ipc = config.ipc
+    faults = []
+    if bool(ipc.server_key_file) != bool(ipc.keys_file):
+        faults.append("ipc.server_key_file, ipc.keys_file: CURVE needs both of them, or neither")
+    if ipc.insecure_tcp and ipc.server_key_file:
+        faults.append("ipc.insecure_tcp: with ipc.server_key_file TCP is protected; give one only")
+    open_tcp = [endpoint for endpoint in endpoints_of(config) if endpoint.startswith("tcp://")]
+    if open_tcp and not ipc.server_key_file and not ipc.insecure_tcp:
+        faults.append(
+            f"{', '.join(open_tcp)}: TCP needs CURVE, so that only who may can connect and nobody "
+            f"reads along: give ipc.server_key_file and ipc.keys_file (docs/security.md), or say "
+            f"--insecure-tcp"
+        )
+    return faults
+
+
 def _tenant_conflicts(config: Config) -> list[str]:
     tenants = config.tenants
     faults = [
@@ -337,7 +421,12 @@ def _tenant_conflicts(config: Config) -> list[str]:
         for name, number in Counter(tenant.name for tenant in tenants).items()
         if number > 1
     ]
-    endpoints = Counter(tenant.endpoint for tenant in tenants)
+    faults += [
+        f"tenants: {tenant.name!r} has no endpoint, and without ipc.keys_file no key either"
+        for tenant in tenants
+        if not tenant.endpoint and not config.ipc.keys_file
+    ]
+    endpoints = Counter(tenant.endpoint for tenant in tenants if tenant.endpoint)
     endpoints.update({config.ipc.endpoint, admin_endpoint(config.ipc)})
     faults += [
         f"tenants: the endpoint {endpoint!r} is given to more than one tenant or role"

@@ -94,6 +94,12 @@ class UnknownEntry(RequestError):
     code = "unknown_entry"
 
 
+class InvalidConfig(RequestError):
+    """What is to be reloaded is wrong. Nothing has changed."""
+
+    code = "invalid_config"
+
+
 class CapacityError(RuntimeCacheError):
     """The daemon is full for now. The request was not admitted, or is released."""
 
@@ -109,6 +115,12 @@ class QueueFull(CapacityError):
     """The waiting queue is at `max_waiting`. The request was not admitted."""
 
     code = "queue_full"
+
+
+class OverQuota(CapacityError):
+    """The client's key has used its quota up. The request was not admitted."""
+
+    code = "quota"
 
 
 class Draining(CapacityError):

@@ -33,8 +33,6 @@ else:
 
 ENV_PREFIX = "RTCACHE_"
 _TENANTS = "tenants"
-#: What is shown in place of a secret.
-_HIDDEN = "(hidden)"
 #: Of the reference file.
 _EXAMPLE_TENANT = {
     "name": "search",
@@ -65,11 +63,6 @@ class Option:
         # `--device` rather than `--device-device`.
         name = self.key if self.key == self.section else f"{self.section}_{self.key}"
         return "--" + name.replace("_", "-")
-
-    @property
-    def is_secret(self) -> bool:
-        """Whether the value is never to be shown."""
-        return self.key == "salt"
 
     @property
     def doc(self) -> str:
@@ -210,18 +203,12 @@ def toml(value: Any) -> str:
 
 
 def describe(loaded: Loaded) -> list[tuple[str, Any, str]]:
-    """(path, effective value, place it came from) of every option; secrets are hidden."""
+    """(path, effective value, place it came from) of every option; none is a secret."""
     config = loaded.config
     owners = [(option, getattr(config, option.section)) for option in options()]
     for index, tenant in enumerate(config.tenants):
         owners += [(o, tenant) for o in _fields(f"{_TENANTS}[{index}]", TenantConfig)]
-    return [
-        (o.path, _shown(o, getattr(owner, o.key)), loaded.origins[o.path]) for o, owner in owners
-    ]
-
-
-def _shown(option: Option, value: Any) -> Any:
-    return _HIDDEN if option.is_secret and value else value
+    return [(o.path, getattr(owner, o.key), loaded.origins[o.path]) for o, owner in owners]
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,5 +311,4 @@ def _convert(option: Option, given: _Given, into: dict[str, Any], faults: list[s
             raise msgspec.ValidationError("Expected a finite number")
     except msgspec.ValidationError as error:
         reason = str(error).replace("| null", "or empty")
-        shown = _HIDDEN if option.is_secret else repr(value)
-        faults.append(f"{given.place}: {option.path} = {shown}: {reason}")
+        faults.append(f"{given.place}: {option.path} = {value!r}: {reason}")

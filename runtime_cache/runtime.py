@@ -6,6 +6,7 @@ The daemon and the benchmarks stand on this.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
@@ -48,6 +49,7 @@ from runtime_cache.errors import (
     OutOfDeviceMemory,
 )
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
+from runtime_cache.salts import load_salts, state_directory
 from runtime_cache.shares import policy_for, share_out
 from runtime_cache.start_stages import StartStages, Tell, tell_nobody
 
@@ -314,8 +316,17 @@ class Runtime:
                     chunk=self.gears.chunk,
                 ),
             )
-            for share in share_out(self.config.tenants, num_blocks)
+            for share in share_out(self.config.tenants, num_blocks, self._salts())
         }
+
+    def _salts(self) -> Mapping[TenantName, bytes]:
+        """Of all tenants; a state directory that cannot be used is no reason not to serve."""
+        directory = state_directory(self.config.daemon.state_dir, os.environ)
+        names = [TenantName(tenant.name) for tenant in self.config.tenants]
+        salts = load_salts(directory, names)
+        for fault in salts.faults:
+            log.warning("salt_not_kept", fault=fault)
+        return salts.by_tenant
 
 
 def _load_bundle(config: Config, stages: StartStages) -> Bundle:

@@ -6,7 +6,7 @@ evictions of its own. `docs/cache.md` has the rules in words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime_cache.cache.policy import CachePolicy
@@ -36,10 +36,13 @@ class Share:
     salt: bytes
 
 
-def share_out(tenants: Sequence[TenantConfig], num_blocks: int) -> list[Share]:
+def share_out(
+    tenants: Sequence[TenantConfig], num_blocks: int, salts: Mapping[TenantName, bytes]
+) -> list[Share]:
     """Cut the pool; the default tenant, who comes first, has what the others leave.
 
     Args:
+        salts: of each of the tenants.
         num_blocks: blocks in use, the null block included.
 
     Raises:
@@ -63,18 +66,19 @@ def share_out(tenants: Sequence[TenantConfig], num_blocks: int) -> list[Share]:
     shares = [Share(DEFAULT_TENANT, range(1, 1 + rest), b"")]
     for tenant, size in zip(tenants, sizes, strict=True):
         start = shares[-1].blocks.stop
-        salt = tenant_salt(tenant.name, tenant.salt)
-        shares.append(Share(TenantName(tenant.name), range(start, start + size), salt))
+        name = TenantName(tenant.name)
+        salt = tenant_salt(name, salts[name])
+        shares.append(Share(name, range(start, start + size), salt))
     return shares
 
 
-def tenant_salt(name: str, secret: str) -> bytes:
+def tenant_salt(name: str, secret: bytes) -> bytes:
     """Keeps a tenant's digests apart from all others'.
 
     Both fields are written as their length in bytes (little-endian uint32) and then themselves, so
     that no two pairs give the same bytes.
     """
-    fields = (name.encode("utf-8"), secret.encode("utf-8"))
+    fields = (name.encode("utf-8"), secret)
     return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
 
 

@@ -63,10 +63,11 @@ def test_a_path_of_108_bytes(null_bundle: Path, tmp_path: Path):
 
 
 def test_a_missing_directory(null_bundle: Path, tmp_path: Path):
-    ended = start(null_bundle, tmp_path / "run" / "s")
+    ended = start(null_bundle, tmp_path / "run" / "a" / "s")
     assert (ended.code, ended.complaint) == (
         2,
-        f"rtcached: cannot serve at {tmp_path}/run/s: there is no directory {tmp_path}/run",
+        f"rtcached: cannot serve at {tmp_path}/run/a/s: there is no directory {tmp_path}/run/a, "
+        f"and it cannot be made: No such file or directory",
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ipc.messages import MessageId
 from om_models.bundle import Bundle, load_bundle
-from runtime_cache.config import TenantConfig
+from runtime_cache.config import DaemonConfig
 from runtime_cache.errors import ConfigError
 from runtime_cache.facts import DaemonFacts
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
@@ -146,10 +146,10 @@ async def test_parts_that_are_too_small_stop_the_start(tiny_bundle: Bundle) -> N
 # --- identity -------------------------------------------------------------------------------------
 
 
-async def roots_of(bundle: Bundle, salt: str = "", **changes: Any) -> dict[TenantName, bytes]:
-    config = config_for(bundle, **changes)
-    tenant = TenantConfig("alice", "ipc://a", 50, salt)
-    async with opened_runtime(msgspec.structs.replace(config, tenants=(tenant,))) as runtime:
+async def roots_of(bundle: Bundle, state: Path | str, **changes: Any) -> dict[TenantName, bytes]:
+    config = config_for(bundle, tenants={"alice": 50}, **changes)
+    daemon = DaemonConfig(state_dir=str(state))
+    async with opened_runtime(msgspec.structs.replace(config, daemon=daemon)) as runtime:
         return {name: cache.root for name, cache in runtime.caches.items()}
 
 
@@ -176,13 +176,15 @@ async def test_a_changed_bundle_makes_all_entries_unreachable(
 
 
 async def test_what_is_in_the_root(tiny_bundle: Bundle, tmp_path: Path) -> None:
-    roots = await roots_of(tiny_bundle)
-    assert await roots_of(tiny_bundle) == roots
+    state = tmp_path / "state"
+    roots = await roots_of(tiny_bundle, state)
+    assert await roots_of(tiny_bundle, state) == roots
     others = [
-        await roots_of(tiny_bundle, cache={"block_size": 8}),
-        await roots_of(another(tiny_bundle, tmp_path)),
+        await roots_of(tiny_bundle, state, cache={"block_size": 8}),
+        await roots_of(another(tiny_bundle, tmp_path), state),
     ]
-    salted = await roots_of(tiny_bundle, salt="s")
-    assert salted[DEFAULT_TENANT] == roots[DEFAULT_TENANT]
-    every = [root for found in (roots, *others) for root in found.values()] + [salted[ALICE]]
+    salted = [await roots_of(tiny_bundle, where) for where in (tmp_path / "other", "", "")]
+    assert {found[DEFAULT_TENANT] for found in salted} == {roots[DEFAULT_TENANT]}
+    every = [root for found in (roots, *others) for root in found.values()]
+    every += [found[ALICE] for found in salted]
     assert len(set(every)) == len(every)

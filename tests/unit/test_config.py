@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime_cache import options
-from runtime_cache.config import Config, TenantConfig, parse_bytes
+from runtime_cache.config import Config, TenantConfig, endpoints_of, parse_bytes
 from runtime_cache.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -185,7 +185,6 @@ ALICE = """
 name = "alice"
 endpoint = "ipc://a"
 share_percent = 30
-salt = "very secret"
 """
 BOB = """
 [[tenants]]
@@ -204,22 +203,41 @@ def file_of(directory: Path, text: str) -> str:
 def test_tenants_come_from_the_file(tmp_path: Path) -> None:
     loaded = options.load(file_of(tmp_path, ALICE + BOB), env={})
     alice, bob = loaded.config.tenants
-    assert alice == TenantConfig("alice", "ipc://a", 30.0, "very secret")
-    assert bob == TenantConfig("bob", "ipc://b", 12.5, "")
+    assert alice == TenantConfig("alice", "ipc://a", 30.0)
+    assert bob == TenantConfig("bob", "ipc://b", 12.5)
     assert loaded.origins["tenants[1].share_percent"] == str(tmp_path / "c.toml")
-    assert loaded.origins["tenants[1].salt"] == "default"
 
 
-def test_a_salt_is_never_shown(tmp_path: Path) -> None:
-    loaded = options.load(file_of(tmp_path, ALICE + BOB), env={})
-    described = {path: value for path, value, _ in options.describe(loaded)}
-    assert described["tenants[0].salt"] == "(hidden)"
-    assert described["tenants[1].salt"] == ""
-    assert described["tenants[1].name"] == "bob"
-    assert "very secret" not in repr(loaded)
-    text = faults(path=file_of(tmp_path, ALICE.replace('"very secret"', "[4711]")))
-    assert "tenants[0].salt = (hidden): Expected `str`, got `array`" in text
-    assert "4711" not in text
+def test_nobody_chooses_a_salt(tmp_path: Path) -> None:
+    text = faults(path=file_of(tmp_path, ALICE + 'salt = "very secret"'))
+    assert "unknown key tenants[0].salt" in text
+    assert "very secret" not in text
+
+
+def test_a_tenant_without_an_endpoint_needs_a_list_of_keys(tmp_path: Path) -> None:
+    keyed = ALICE.replace("ipc://a", "")
+    text = faults(path=file_of(tmp_path, keyed))
+    assert "tenants: 'alice' has no endpoint, and without ipc.keys_file no key either" in text
+    curve = '[ipc]\nserver_key_file = "s"\nkeys_file = "k"\n'
+    loaded = options.load(file_of(tmp_path, curve + keyed + BOB), env={})
+    assert endpoints_of(loaded.config)[2:] == ["ipc://b"]
+
+
+TCP = {"ipc.endpoint": "tcp://127.0.0.1:5555", "ipc.admin_endpoint": "ipc://admin"}
+CURVE = {"ipc.server_key_file": "s", "ipc.keys_file": "k"}
+
+
+def test_tcp_without_curve_is_refused_unless_it_is_said_aloud() -> None:
+    sentence = "tcp://127.0.0.1:5555: TCP needs CURVE"
+    assert sentence in faults(flags=TCP)
+    for more in (CURVE, {"ipc.insecure_tcp": "true"}):
+        assert options.load(env={}, flags=TCP | more).config.ipc.endpoint == TCP["ipc.endpoint"]
+
+
+def test_half_of_curve_and_twice_an_answer_are_refused() -> None:
+    for name in CURVE:
+        assert "CURVE needs both of them, or neither" in faults(flags={name: "x"})
+    assert "TCP is protected" in faults(flags=CURVE | {"ipc.insecure_tcp": "true"})
 
 
 def test_faults_of_tenants_are_reported_together(tmp_path: Path) -> None:

@@ -10,17 +10,23 @@ from runtime_cache.cache.hashing import root_digest
 from runtime_cache.cache.policy import CachePolicy
 from runtime_cache.config import CacheConfig, TenantConfig
 from runtime_cache.errors import ConfigError
+from runtime_cache.ids import TenantName
 from runtime_cache.shares import policy_for, share_out, tenant_salt
 
 MIB = 1024**2
 
 
-def tenant(name: str, share_percent: float, salt: str = "") -> TenantConfig:
-    return TenantConfig(name, f"ipc://{name}", share_percent, salt)
+SALTS = {TenantName(name): name.encode() * 2 for name in ("a", "b")}
+
+
+def tenant(name: str, share_percent: float) -> TenantConfig:
+    return TenantConfig(name, f"ipc://{name}", share_percent)
 
 
 def blocks_of(tenants: list[TenantConfig], num_blocks: int) -> dict[str, tuple[int, int]]:
-    return {s.tenant: (s.blocks.start, s.blocks.stop) for s in share_out(tenants, num_blocks)}
+    return {
+        s.tenant: (s.blocks.start, s.blocks.stop) for s in share_out(tenants, num_blocks, SALTS)
+    }
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -48,7 +54,7 @@ def test_a_part_has_at_least_two_blocks(num_blocks: int, is_enough: bool) -> Non
         assert blocks_of([tenant("a", 10)], num_blocks)["a"][1] == num_blocks
         return
     with pytest.raises(ConfigError) as caught:
-        share_out([tenant("a", 10), tenant("b", 9.5)], num_blocks)
+        share_out([tenant("a", 10), tenant("b", 9.5)], num_blocks, SALTS)
     assert str(caught.value).splitlines() == [
         "of 19 blocks every tenant needs at least 2, which is 10.53 percent:",
         "  - tenant 'a' gets 1 with 10 percent",
@@ -59,25 +65,25 @@ def test_a_part_has_at_least_two_blocks(num_blocks: int, is_enough: bool) -> Non
 def test_the_default_tenant_has_at_least_two_blocks_too() -> None:
     assert blocks_of([tenant("a", 80)], 11) == {"": (1, 3), "a": (3, 11)}
     with pytest.raises(ConfigError, match="the default tenant gets 1"):
-        share_out([tenant("a", 90)], 11)
+        share_out([tenant("a", 90)], 11, SALTS)
 
 
 # --- salts ----------------------------------------------------------------------------------------
 
 
 def test_the_default_tenant_has_no_salt() -> None:
-    assert share_out([], 10)[0].salt == b""
+    assert share_out([], 10, {})[0].salt == b""
 
 
 def test_a_salt_is_name_and_secret_with_their_lengths() -> None:
-    assert tenant_salt("ab", "ü") == b"\x02\0\0\0ab\x02\0\0\0\xc3\xbc"
-    (_, share) = share_out([tenant("ab", 50, "ü")], 10)
-    assert share.salt == tenant_salt("ab", "ü")
+    assert tenant_salt("ü", b"ab") == b"\x02\0\0\0\xc3\xbc\x02\0\0\0ab"
+    (_, share) = share_out([tenant("a", 50)], 10, SALTS)
+    assert share.salt == tenant_salt("a", b"aa")
 
 
 def test_roots_of_tenants_never_meet() -> None:
-    salts = [b""] + [tenant_salt(*fields) for fields in (("a", ""), ("b", ""), ("a", "b"))]
-    salts += [tenant_salt("ab", ""), tenant_salt("", "ab")]
+    salts = [b""] + [tenant_salt(*fields) for fields in (("a", b""), ("b", b""), ("a", b"b"))]
+    salts += [tenant_salt("ab", b""), tenant_salt("", b"ab")]
     roots = {root_digest(bundle_digest=b"x", block_size=4, tenant_salt=salt) for salt in salts}
     assert len(roots) == len(salts)
 
