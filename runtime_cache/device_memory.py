@@ -67,11 +67,11 @@ class MemoryWatch:
         was_low, self.is_low = self.is_low, self.info.free_bytes < self.low_bytes
         if self.is_low == was_low:
             return
-        figures = {"free_mib": self.info.free_bytes // _MIB, "low_mib": self.low_bytes // _MIB}
+        free_mib, low_mib = self.info.free_bytes // _MIB, self.low_bytes // _MIB
         if self.is_low:
-            log.warning("device_memory_low", **figures)
+            log.warning("device_memory_low", free_mib=free_mib, low_mib=low_mib)
         else:
-            log.info("device_memory_recovered", **figures)
+            log.info("device_memory_recovered", free_mib=free_mib, low_mib=low_mib)
 
 
 def memory_or_none(device: AclDevice) -> MemoryInfo | None:

@@ -62,6 +62,12 @@ def forward_libraries() -> None:
     logging.basicConfig(handlers=[_Forwarder(logging.WARNING)], force=True)
 
 
+def socket_event(event: str, fields: Mapping[str, object]) -> None:
+    """The hook of `ipc.server`: that a client has gone is usual, all else is not."""
+    log = structlog.get_logger("ipc.server")
+    (log.debug if event == "client_gone" else log.warning)(event, **fields)
+
+
 def _renderer(config: LogConfig, stream: TextIO, *, is_journal: bool) -> structlog.typing.Processor:
     as_json = structlog.processors.JSONRenderer()
     if is_journal:

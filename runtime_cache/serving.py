@@ -23,6 +23,7 @@ from runtime_cache.config import Config, admin_endpoint
 from runtime_cache.errors import DeviceError, RuntimeCacheError
 from runtime_cache.facts import DaemonFacts
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
+from runtime_cache.log import socket_event
 from runtime_cache.metrics.http import MetricsServer, metrics_server
 from runtime_cache.metrics.source import MetricsSource
 from runtime_cache.notify import Notifier
@@ -190,7 +191,7 @@ def _server(config: Config, socket: Socket, service: Service, claim: SocketClaim
         socket_mode=0o600 if socket.role == "admin" else int(config.ipc.socket_mode, 8),
         max_queued_replies=config.ipc.max_queued_replies,
         claim=claim,
-        log=lambda event, fields: logger.warning(event, **fields),
+        log=socket_event,
     )
 
 

@@ -416,7 +416,7 @@ def _log_failure(batch: StepBatch, error: RuntimeCacheError) -> None:
         "step_hung" if isinstance(error, StepTimeout) else "step_failed",
         step=batch.step_id,
         role=batch.role,
-        rows=len(batch.rows),
+        requests=[row.request_id for row in batch.rows],
         error=str(error),
         exc_info=None if isinstance(error, DeviceError) else error,
     )
