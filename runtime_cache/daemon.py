@@ -65,7 +65,7 @@ exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the daemon until SIGTERM or SIGINT; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = new_parser().parse_args(argv)
     flags = {name: text for name, text in vars(args).items() if "." in name}
     try:
         loaded = options.load(args.config, flags=flags)
@@ -131,7 +131,8 @@ def _code_of(fatal: RuntimeCacheError) -> int:
     return EXIT_LOST if isinstance(fatal, DeviceError) else EXIT_BROKEN
 
 
-def _parser() -> argparse.ArgumentParser:
+def new_parser() -> argparse.ArgumentParser:
+    """The command line of rtcached."""
     parser = argparse.ArgumentParser(
         prog="rtcached",
         description="Prefix-cache and inference daemon for Huawei Ascend NPUs.",

@@ -116,7 +116,7 @@ def _atc_option(text: str) -> tuple[str, str]:
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line, or the program's own if None; one that is wrong ends the program with 2."""
-    parser = _parser()
+    parser = new_parser()
     args = parser.parse_args(arguments)
     if args.output is None and not args.plan:
         parser.error("the following arguments are required: --output")
@@ -127,7 +127,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def _parser() -> argparse.ArgumentParser:
+def new_parser() -> argparse.ArgumentParser:
+    """The command line of rtcache-convert."""
     parser = argparse.ArgumentParser(
         prog="rtcache-convert",
         usage="rtcache-convert SOURCE --output DIR [options]\n"

@@ -87,8 +87,8 @@ def test_the_commands_are_taken() -> None:
     for command in COMMANDS:
         words = command[1 : command.index(">")] if ">" in command else command[1:]
         if command[0] == "rtcache-bench":
-            assert bench._parser().parse_args(words).device == "npu:0"
+            assert bench.new_parser().parse_args(words).device == "npu:0"
         elif command[0] == "rtcache-doctor":
-            assert doctor._parser().parse_args(words).device == "npu:0"
+            assert doctor.new_parser().parse_args(words).device == "npu:0"
     ((command,),) = [re.findall(r"`rtcache-convert (MODEL [^`]*)`", TEXT)]
     assert parse_arguments(command.split()).soc_version == "Ascend310P3"

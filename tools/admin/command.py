@@ -16,6 +16,13 @@ from rich.console import Console
 
 from ipc.command_line import EXIT_OK
 from ipc.sync_client import Client
+from runtime_cache.config import parse_bytes
+from runtime_cache.errors import ConfigError
+
+#: Digits of a digest that are shown; every command takes them.
+DIGEST_CHARS = 16
+#: The same of a registered prefix's id.
+PREFIX_ID_CHARS = 18
 
 #: Less was done than was asked for, or nothing: something was in use or kept, or nothing matched.
 EXIT_PARTLY = 4
@@ -86,12 +93,52 @@ def lifetime(text: str) -> float:
     return duration_s
 
 
+def num_bytes(text: str) -> int:
+    """A size such as 1073741824, 512MB or 1.5GiB, in bytes.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        return parse_bytes(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected a size such as 512MB or 1.5GiB, got {text}"
+        ) from error
+
+
 def size(num_bytes: int) -> str:
     """Device memory, for people."""
     for unit, word in ((1024**3, "GiB"), (1024**2, "MiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.1f} {word}"
     return f"{num_bytes / 1024:.1f} KiB"
+
+
+def short_size(num_bytes: int) -> str:
+    """The same for a table: at most seven characters below 10 TiB."""
+    return size(num_bytes).replace(" ", "").removesuffix("iB")
+
+
+def short_time(duration_s: float) -> str:
+    """A duration for a table: at most four characters below 1000 days."""
+    for unit_s, word, next_s in ((1, "s", 60), (60, "m", 3600), (3600, "h", 86400)):
+        if duration_s < next_s:
+            return f"{int(duration_s / unit_s)}{word}"
+    return f"{int(duration_s / 86400)}d"
+
+
+def short_count(number: int) -> str:
+    """A count for a table: at most four characters below 10^18."""
+    for power, word in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if number >= 10**power and number >= 10_000:
+            return f"{number // 10**power}{word}"
+    return str(number)
+
+
+def counted(number: int, noun: str, nouns: str | None = None) -> str:
+    """A number and what it is of: `1 block`, `2 blocks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {nouns or noun + 's'}"
 
 
 def say(out: Console, text: str) -> None:

@@ -26,11 +26,13 @@ _PROGRAM = Program(
 
 _EXAMPLES = """\
 examples:
-  rtcache-admin list
+  rtcache-admin top
+  rtcache-admin list --sort size
   rtcache-admin explain prompt.txt
   rtcache-admin register system_prompt.txt
   rtcache-admin lease 5e884898da280471 --ttl 10m
-  rtcache-admin evict --idle 1h
+  rtcache-admin evict --idle 1h --dry-run
+  rtcache-admin drain --wait 5m
   rtcache-admin stats --json
 """
 
@@ -44,7 +46,7 @@ class _Console(Console):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out one command; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = new_parser().parse_args(argv)
     if hasattr(args.command, "run_here"):
         return _run_here(args.command, args)
     return _PROGRAM.run(args, lambda client: _run(args.command, client, args))
@@ -74,7 +76,8 @@ def _end(outcome: Outcome, args: argparse.Namespace) -> int:
     return outcome.code
 
 
-def _parser() -> argparse.ArgumentParser:
+def new_parser() -> argparse.ArgumentParser:
+    """The command line of rtcache-admin."""
     parser = _PROGRAM.parser("Look into a running daemon's cache and change it.", _EXAMPLES)
     names = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from rich.console import Console
 from rich.progress import Progress
 
+from ipc.command_line import EXIT_OK, EXIT_REFUSED
 from ipc.errors import ServerError
 from ipc.messages import Verified
 from ipc.sync_client import Client
@@ -23,7 +24,7 @@ class Verify:
     A block whose KV differs from what it was when `verify` read it first, or
     holds something that is no finite number, leaves the cache with all that
     was computed from it. The daemon goes on serving meanwhile, and its log
-    names each damaged block. Exit code 0 whatever is found.
+    names each damaged block. Exit code 1: something was damaged.
 
     examples: rtcache-admin verify
               rtcache-admin verify 5e884898da280471
@@ -48,7 +49,8 @@ class Verify:
                 counts[name] += getattr(part, name)
         for line in _lines(counts):
             say(out, line)
-        return Outcome(counts)
+        is_damaged = counts["num_changed"] + counts["num_not_finite"] > 0
+        return Outcome(counts, EXIT_REFUSED if is_damaged else EXIT_OK)
 
 
 def _parts(client: Client, digest: str | None, tenant: str | None) -> Iterator[Verified]:

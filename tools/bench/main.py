@@ -48,7 +48,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark; exit code 0, or 1 if it could not be run."""
-    args = _parser().parse_args(argv)
+    args = new_parser().parse_args(argv)
     # `kill` acts like Ctrl-C: the daemon that was started does not stay behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = Console(stderr=args.json)  # with --json, only the result goes to standard output
@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def new_parser() -> argparse.ArgumentParser:
+    """The command line of rtcache-bench."""
     parser = argparse.ArgumentParser(
         prog="rtcache-bench",
         description="The project's measurements, each against its ceiling. Prints a table and, as "

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["om"]:
         args, command = _om_parser().parse_args(words[1:]), _om
     else:
-        args, command = _parser().parse_args(words), _examine
+        args, command = new_parser().parse_args(words), _examine
     try:
         return command(args)
     except BrokenPipeError:  # `rtcache-doctor | head`
@@ -126,7 +126,8 @@ def _no_om(args: argparse.Namespace, why: str) -> int:
     return EXIT_PROBLEMS
 
 
-def _parser() -> argparse.ArgumentParser:
+def new_parser() -> argparse.ArgumentParser:
+    """The command line of rtcache-doctor."""
     parser = argparse.ArgumentParser(
         prog="rtcache-doctor",
         usage="rtcache-doctor [options]\n       rtcache-doctor om FILE [--json]",
