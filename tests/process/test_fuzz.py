@@ -11,7 +11,7 @@ import contextlib
 import random
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -160,35 +160,51 @@ def test_100_000_recorded_frames_spoilt(daemon: DaemonProcess, admin: Client):
 # --- spoilt streams -------------------------------------------------------------------------------
 
 
-def talk(daemon: DaemonProcess, stream: bytes) -> None:
-    """Say what libzmq on the other side may or may not understand, until it hangs up."""
+@contextlib.contextmanager
+def hand_written(daemon: DaemonProcess) -> Iterator[socket.socket]:
+    """A connection without libzmq on this side; at the end the daemon's side has hung up, too."""
     with socket.socket(socket.AF_UNIX) as wire_end:
         wire_end.settimeout(PATIENCE_S)
         wire_end.connect(str(daemon.socket))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            wire_end.sendall(stream)
+            yield wire_end
             wire_end.shutdown(socket.SHUT_WR)
             while wire_end.recv(65536):
                 pass
 
 
+def spoilt(chance: random.Random, stream: bytes, heads: Sequence[int]) -> bytes:
+    """Up to three bytes have other values, those at `heads` most often; or the end is missing."""
+    changed = bytearray(stream)
+    for _ in range(chance.randint(0, 3)):
+        at = chance.choice((*heads, chance.randrange(len(changed))))
+        changed[at] = chance.choice((0, 1, 2, 4, 7, 127, 255, chance.randrange(256)))
+    return bytes(changed[: chance.choice((None, None, chance.randrange(len(changed))))])
+
+
 def spoil_streams(daemon: DaemonProcess, admin: Client, num_streams: int, seed: int) -> None:
     """Hand-written connections with spoilt bytes: lengths, flags and commands of ZMTP included."""
     chance, corpus = random.Random(seed), Corpus()
-
-    def talk_once() -> None:
-        messages = [(mutated(chance, corpus),), (b"", chance.choice(corpus.requests))]
-        stream = bytearray(zmtp.conversation(messages, chance.choice((b"", b"me", b"\0" * 5))))
-        for _ in range(chance.randint(0, 3)):
-            at = chance.choice((10, 12, 64, 66, chance.randrange(len(stream))))
-            stream[at] = chance.choice((0, 1, 2, 4, 7, 127, 255, chance.randrange(256)))
-        talk(daemon, bytes(stream[: chance.choice((None, None, chance.randrange(len(stream))))]))
-
     num_fds = look_at(daemon.process.pid).num_fds
     for _ in range(num_streams):
-        talk_once()
+        name = chance.choice((b"", b"me", b"\0" * 5))
+        with hand_written(daemon) as wire_end:
+            if chance.random() < 0.3:
+                wire_end.sendall(spoilt(chance, zmtp.handshake(name), heads=(10, 12, 64, 66)))
+                continue
+            zmtp.shake_hands(wire_end, name)
+            frames = (b"", chance.choice(corpus.requests), mutated(chance, corpus))
+            stream = zmtp.message(frames[:2]) + zmtp.message(frames[2:])
+            wire_end.sendall(spoilt(chance, stream, heads=(0, 1, 2, 3)))
     wait_until_idle(admin)
     assert look_at(daemon.process.pid).num_fds <= num_fds
+
+
+def test_a_hand_written_client_is_a_client(daemon: DaemonProcess):
+    with hand_written(daemon) as wire_end:
+        zmtp.shake_hands(wire_end)
+        wire_end.sendall(zmtp.message([b'{"type":"ping","id":"1"}']))
+        assert b'{"type":"pong","id":"1"' in wire_end.recv(4096)
 
 
 def test_streams_spoilt(daemon: DaemonProcess, admin: Client):
@@ -207,8 +223,9 @@ def test_a_frame_beyond_what_the_wire_carries_costs_its_connection_only(
         neighbour.settle()
         before = look_at(daemon.process.pid)
         for length in (LIMITS.max_wire_bytes + 1, 2**63 - 1, 2**64 - 1):
-            head = b"\x02" + length.to_bytes(8, "big")
-            talk(daemon, zmtp.conversation([]) + head + b"x" * 1000)
+            with hand_written(daemon) as wire_end:
+                zmtp.shake_hands(wire_end)
+                wire_end.sendall(b"\x02" + length.to_bytes(8, "big") + b"x" * 1000)
         neighbour.settle()
         assert look_at(daemon.process.pid).resident_kib < before.resident_kib + 8 * 1024
 

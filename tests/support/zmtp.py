@@ -5,6 +5,7 @@ Source: https://rfc.zeromq.org/spec/23/
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -34,7 +35,15 @@ def message(frames: Sequence[bytes]) -> bytes:
     return b"".join(frame(body, has_more=at < last) for at, body in enumerate(frames))
 
 
-def conversation(messages: Sequence[Sequence[bytes]], identity: bytes = b"") -> bytes:
-    """All that a DEALER says that sends these messages."""
-    hello = GREETING + ready(socket_type=b"DEALER", identity=identity)
-    return hello + b"".join(message(frames) for frames in messages)
+def handshake(identity: bytes = b"") -> bytes:
+    """All that a DEALER says before its first message."""
+    return GREETING + ready(socket_type=b"DEALER", identity=identity)
+
+
+def shake_hands(wire_end: socket.socket, identity: bytes = b"") -> None:
+    """Be a DEALER; returns when the other side is ready, which libzmq insists on."""
+    wire_end.sendall(handshake(identity))
+    heard = b""
+    while b"READY" not in heard:
+        heard += (piece := wire_end.recv(4096))
+        assert piece, "the other side hung up"
