@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import zmq
 
 #: Messages taken per wake-up before other work of the loop gets its turn.
 _MAX_BATCH = 128
+
+
+class Inspector(Protocol):
+    """Looks at where messages come from."""
+
+    def wants(self, identity: bytes) -> bool:
+        """Whether the frame after this one, which a ROUTER puts first, is to be looked at."""
+
+    def look(self, identity: bytes, frame: zmq.Frame) -> None:
+        """The frame, before its message is delivered."""
 
 
 class Pump:
@@ -25,6 +36,7 @@ class Pump:
             than `max_frames` frames it gets `max_frames + 1`. What it raises goes to the loop's
             exception handler; the next message is delivered all the same.
         max_frames: frames to keep of a message.
+        inspector: of a ROUTER's messages.
     """
 
     def __init__(
@@ -33,10 +45,12 @@ class Pump:
         deliver: Callable[[Sequence[bytes]], None],
         *,
         max_frames: int,
+        inspector: Inspector | None = None,
     ) -> None:
         self._socket = socket
         self._deliver = deliver
         self._max_frames = max_frames
+        self._inspector = inspector
         self._loop = asyncio.get_running_loop()
         self._fd = socket.fileno()
         self._pending: asyncio.Handle | None = None
@@ -94,6 +108,11 @@ class Pump:
             frames = [socket.recv(zmq.NOBLOCK)]
         except zmq.Again:
             return None
+        inspector = self._inspector
+        if inspector is not None and socket.get(zmq.RCVMORE) and inspector.wants(frames[0]):
+            seen = socket.recv(zmq.NOBLOCK, copy=False)
+            inspector.look(frames[0], seen)
+            frames.append(seen.bytes)
         while socket.get(zmq.RCVMORE):
             frame = socket.recv(zmq.NOBLOCK)
             if len(frames) <= self._max_frames:

@@ -1,26 +1,29 @@
 """The daemon's end of the socket: a ROUTER that hands typed requests to a handler.
 
 What it is not: it knows nothing of models or caches, keeps no request, and never waits. It reads
-and checks messages, refuses the bad ones, and sends replies; who asked what, and when an answer is
-due, is the handler's matter. All of it runs in the event loop's thread.
+and checks messages, refuses the bad ones, sends replies, and notices clients that have gone or do
+not read; who asked what, and when an answer is due, is the handler's matter. All of it runs in the
+event loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
-from typing import Literal, Protocol
 
 import zmq
 
+from ipc.auth import Curve, Principal, ZapHandler, domain_of, may_use
 from ipc.codec import Encoding, Limits, decode_request, encode, sniff
-from ipc.endpoint import IpcAddress, SocketClaim, parse_endpoint
+from ipc.connections import Connection, Connections
+from ipc.endpoint import IpcAddress, SocketClaim, TcpAddress, parse_endpoint
 from ipc.errors import EndpointError, MalformedMessage
+from ipc.handler import ClientRef as ClientRef
+from ipc.handler import Counters, Handler, LogHook
+from ipc.handler import Role as Role
 from ipc.messages import (
     ADMIN_REQUESTS,
     AnyReply,
@@ -29,82 +32,13 @@ from ipc.messages import (
     type_name,
     without_stream,
 )
+from ipc.outbox import Outbox, ParkingLimits
 from ipc.pump import Pump
 
-Role = Literal["user", "admin"]
-
-#: Called with the name of an event and its fields; never with message contents.
-LogHook = Callable[[str, Mapping[str, object]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ClientRef:
-    """One connection, and how its last message was written.
-
-    Two refs are equal if they are the same connection, whatever encoding it used; so
-    `(client, message.id)` names a request.
-
-    Attributes:
-        identity: libzmq's name of the connection; a client that reconnects gets a new one, unless
-            it has chosen its own.
-        role: which kind of socket it is connected to.
-        tenant: whose socket that is; empty is the default tenant's. Clients of two sockets are
-            two clients, even if both chose the same identity.
-        encoding: to answer in.
-        is_delimited: whether an empty frame stands before the payload, as REQ sockets want it.
-    """
-
-    identity: bytes
-    role: Role
-    encoding: Encoding = field(compare=False)
-    is_delimited: bool = field(compare=False)
-    tenant: str = ""
-
-
-class Handler(Protocol):
-    """What the server calls. Each call returns soon: the server reads nothing meanwhile."""
-
-    def on_message(self, client: ClientRef, message: AnyRequest) -> None:
-        """A well-formed request. If this raises, the client gets an `internal` error."""
-
-    def on_client_gone(self, client: ClientRef) -> None:
-        """A message could not be delivered because the client has disconnected.
-
-        Called from the loop, not from within `send`. Its requests should be cancelled.
-        """
-
-    def on_slow_reader(self, client: ClientRef) -> None:
-        """A message was dropped because the client does not read and its queue is full.
-
-        Called from the loop, not from within `send`. Its answers have holes from now on, so its
-        requests should be cancelled.
-        """
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the server has seen since it started; all only grow.
-
-    Attributes:
-        received: messages, bad ones included.
-        sent: messages handed to libzmq.
-        refused: error code → messages the server itself refused.
-        handler_errors: exceptions out of the handler.
-        clients_gone: sends to a client that had disconnected.
-        slow_readers: sends to a client whose queue was full.
-    """
-
-    received: int = 0
-    sent: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    handler_errors: int = 0
-    clients_gone: int = 0
-    slow_readers: int = 0
-
-    @property
-    def unanswerable(self) -> int:
-        """Replies that reached nobody."""
-        return self.clients_gone + self.slow_readers
+#: How often it is looked whether clients are still there [seconds].
+SWEEP_S = 0.5
+#: A server that ends takes what has been sent to it: until nothing has come for so long [seconds].
+_QUIET_S = 0.05
 
 
 class Server:
@@ -114,11 +48,15 @@ class Server:
         endpoint: `ipc://PATH` or `tcp://HOST:PORT`.
         handler: gets the requests.
         role: `user` refuses administrators' requests; `admin` accepts all.
-        tenant: whose socket it is; every request that comes here is this tenant's.
+        tenant: whose socket it is; every request that comes here is this tenant's. On a CURVE
+            socket role and tenant are those of the client's key, and may not be others than these.
         limits: of a message.
         socket_mode: permissions of an ipc socket file.
         max_queued_replies: per client; a client that leaves more unread is a slow reader.
+        parking: what is kept for slow readers beyond that.
         claim: the right to an ipc path, if the caller took it before; `close` releases it.
+        curve: protects a TCP port; an ipc socket has its mode.
+        insecure_tcp: listen on TCP without it.
         log: hears of refusals and failures.
     """
 
@@ -131,24 +69,39 @@ class Server:
         tenant: str = "",
         limits: Limits | None = None,
         socket_mode: int = 0o660,
-        max_queued_replies: int = 4096,
+        max_queued_replies: int = 1024,
+        parking: ParkingLimits | None = None,
         claim: SocketClaim | None = None,
+        curve: Curve | None = None,
+        insecure_tcp: bool = False,
         log: LogHook | None = None,
     ) -> None:
         self._address = parse_endpoint(endpoint)
         self._handler = handler
         self._socket_mode = socket_mode
         self._max_queued_replies = max_queued_replies
+        self._parking = parking
         self._log = log or _log_nothing
         #: Callbacks that are on their way, so that one event is told once.
         self._told: set[tuple[str, ClientRef]] = set()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._claim = claim
+        self._curve = curve if isinstance(self._address, TcpAddress) else None
+        self._zap: ZapHandler | None = None
+        if isinstance(self._address, TcpAddress) and not (curve or insecure_tcp):
+            raise EndpointError(f"{endpoint}: TCP needs CURVE, or --insecure-tcp")
         self._pump: Pump | None = None
+        self._outbox: Outbox | None = None
+        self._connections = Connections(self._on_end)
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        #: When a message came last, by the loop's clock [seconds].
+        self._heard_s = 0.0
         self.endpoint = endpoint
         self.role = role
         self.tenant = tenant
+        #: `user`, `admin`, or `user:` and the tenant's name; no other server of a daemon has it.
+        self.name = f"{role}:{tenant}" if tenant else role
         self.limits = limits or Limits()
         self.counters = Counters()
 
@@ -173,23 +126,56 @@ class Server:
             self._context = zmq.Context(io_threads=1)
             self._socket = self._context.socket(zmq.ROUTER)
             self._configure(self._socket)
+            self._protect(self._context, self._socket)
             self._bind(self._socket)
         except BaseException:
             await self.close(linger_ms=0)
             raise
-        self._pump = Pump(self._socket, self._on_frames, max_frames=self.limits.max_frames + 1)
+        self._pump = Pump(
+            self._socket,
+            self._on_frames,
+            max_frames=self.limits.max_frames + 1,
+            inspector=self._connections,
+        )
+        self._outbox = Outbox(
+            self._pump,
+            self.counters,
+            on_gone=self._on_unreachable,
+            on_slow=self._on_slow,
+            limits=self._parking,
+        )
+        self._sweep_later()
 
     async def close(self, *, linger_ms: int = 500) -> None:
-        """Stop receiving, give queued replies `linger_ms` to leave, remove the socket file.
+        """Let nobody connect, deliver what was sent before, let replies leave, stop.
 
+        The handler goes on to get messages, and to answer them, until none has come for a moment.
         May be called twice, and after a failed start.
+
+        Args:
+            linger_ms: how long all that may take, and replies in libzmq's queues after it; 0: what
+                was sent and is not read yet gets no reply.
         """
+        if self._claim is not None:
+            self._claim.hide()
+        if self._outbox is not None and linger_ms > 0:
+            await self._until_quiet(linger_ms / 1000)
+            await self._outbox.drain(linger_ms / 1000)
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+            self._sweep_timer = None
+        if self._outbox is not None:
+            self._outbox.stop()
+            self._outbox = None
         if self._pump is not None:
             self._pump.stop()
             self._pump = None
         if self._socket is not None:
             self._socket.close(linger=linger_ms)
             self._socket = None
+        if self._zap is not None:
+            self._zap.stop()
+            self._zap = None
         if self._context is not None:
             # Waits for the lingering replies, so not in the loop's thread.
             await asyncio.get_running_loop().run_in_executor(None, self._context.term)
@@ -211,32 +197,56 @@ class Server:
         await self.close()
 
     def send(self, client: ClientRef, message: AnyReply) -> bool:
-        """Send one reply: at once, in order, never waiting.
+        """Send one reply: at once, in order, never waiting; one to a slow reader is kept for it.
 
         Returns:
-            False if it reached nobody; then the handler is told from the loop, once.
+            False if it reaches nobody. Of a client that has gone, or does not read, the handler is
+            told from the loop, once.
 
         Raises:
             TypeError, UnicodeEncodeError: the message cannot be encoded. Nothing was sent.
         """
-        if self._pump is None:
+        if self._outbox is None:
             return False
         payload = encode(message, client.encoding)
         head = (client.identity, b"") if client.is_delimited else (client.identity,)
-        try:
-            self._pump.send((*head, payload))
-        except zmq.Again:
-            self.counters.slow_readers += 1
-            self._tell("slow_reader", client, self._handler.on_slow_reader)
-            return False
-        except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
-                raise
-            self.counters.clients_gone += 1
-            self._tell("client_gone", client, self._handler.on_client_gone)
-            return False
-        self.counters.sent += 1
-        return True
+        return self._outbox.send(client, (*head, payload))
+
+    def expel(self) -> int:
+        """Cut the connections whose key is no longer what it was; to be called when keys changed.
+
+        Their requests are cancelled, and libzmq is told "no" when they try to come back.
+
+        Returns:
+            How many there were.
+        """
+        if self._curve is None:
+            return 0
+        gone = [c for c in self._connections if not self._is_as_it_was(c)]
+        for connection in gone:
+            connection.cut()
+            self._connections.end(connection.identity)
+        return len(gone)
+
+    @property
+    def is_curve(self) -> bool:
+        """Whether clients need a key."""
+        return self._curve is not None
+
+    @property
+    def is_insecure(self) -> bool:
+        """Whether it listens on TCP without protection."""
+        return isinstance(self._address, TcpAddress) and self._curve is None
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that have sent something and are still there, as far as is known."""
+        return len(self._connections)
+
+    @property
+    def num_parked(self) -> int:
+        """Replies that are kept for clients that do not read."""
+        return 0 if self._outbox is None else self._outbox.num_parked
 
     def _configure(self, socket: zmq.Socket[bytes]) -> None:
         socket.set(zmq.LINGER, 0)
@@ -244,6 +254,26 @@ class Server:
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.SNDHWM, self._max_queued_replies)
         socket.set(zmq.MAXMSGSIZE, self.limits.max_wire_bytes)
+
+    def _protect(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+        """Let nobody connect whose key may not."""
+        if self._curve is not None:
+            domain = domain_of(self.role, self.tenant)
+            self._zap = ZapHandler(context, domain, lambda key: bool(self._find(key)), self._log)
+            self._curve.apply(socket, domain)
+
+    def _find(self, key: str) -> Principal | None:
+        """Whom a key stands for at this socket."""
+        principal = None if self._curve is None else self._curve.authority.find(key)
+        is_welcome = principal is not None and may_use(principal, self.role, self.tenant)
+        return principal if is_welcome else None
+
+    def _is_as_it_was(self, connection: Connection) -> bool:
+        principal, ref = self._find(connection.user_id), connection.ref
+        return principal is not None and (
+            ref is None
+            or (ref.key, ref.role, ref.tenant) == (principal.name, principal.role, principal.tenant)
+        )
 
     def _bind(self, socket: zmq.Socket[bytes]) -> None:
         listener_fd = -1
@@ -265,22 +295,38 @@ class Server:
     def _on_frames(self, frames: Sequence[bytes]) -> None:
         """One message of a client: identity, then what the client sent."""
         self.counters.received += 1
+        self._heard_s = asyncio.get_running_loop().time()
         payload = frames[-1]
-        client = ClientRef(
-            identity=frames[0],
-            role=self.role,
-            encoding=sniff(payload) or Encoding.MSGPACK,
-            is_delimited=len(frames) > 2 and not frames[1],
-            tenant=self.tenant,
-        )
+        client = self._ref(frames)
+        if len(frames) > 1:
+            self._connections[frames[0]].ref = client
         try:
             self._check_frames(client, frames)
             request = decode_request(payload, self.limits)
-            self._check_role(request)
+            self._check_role(client, request)
         except MalformedMessage as refusal:
             self._refuse(client, refusal)
             return
         self._handle(client, without_stream(request) if client.is_delimited else request)
+
+    def _ref(self, frames: Sequence[bytes]) -> ClientRef:
+        """Who sent this: what the socket says, or, by CURVE, what the key says now."""
+        role, tenant, key = self.role, self.tenant, ""
+        if self._curve is not None:
+            connection = self._connections.find(frames[0])
+            principal = None if connection is None else self._find(connection.user_id)
+            role = "user" if principal is None else principal.role
+            tenant = self.tenant if principal is None else principal.tenant
+            key = "" if principal is None else principal.name
+        return ClientRef(
+            identity=frames[0],
+            role=role,
+            encoding=sniff(frames[-1]) or Encoding.MSGPACK,
+            is_delimited=len(frames) > 2 and not frames[1],
+            tenant=tenant,
+            socket=self.name,
+            key=key,
+        )
 
     def _check_frames(self, client: ClientRef, frames: Sequence[bytes]) -> None:
         expected = 3 if client.is_delimited else 2
@@ -290,13 +336,14 @@ class Server:
                 "expected one frame with the message, or an empty frame and one with the message",
             )
 
-    def _check_role(self, request: AnyRequest) -> None:
-        if self.role != "admin" and isinstance(request, ADMIN_REQUESTS):
-            raise MalformedMessage(
-                "forbidden",
-                f"`{type_name(request)}` is accepted on the admin socket only",
-                request.id,
-            )
+    def _check_role(self, client: ClientRef, request: AnyRequest) -> None:
+        if self._curve is not None and not client.key:
+            text = "the key of this connection is not in the daemon's list of keys any more"
+            raise MalformedMessage("forbidden", text, request.id)
+        if client.role != "admin" and isinstance(request, ADMIN_REQUESTS):
+            where = "from administrators' keys" if client.key else "on the admin socket"
+            text = f"`{type_name(request)}` is accepted {where} only"
+            raise MalformedMessage("forbidden", text, request.id)
 
     def _handle(self, client: ClientRef, request: AnyRequest) -> None:
         """Give the request to the handler; its failure costs this request only."""
@@ -313,22 +360,79 @@ class Server:
         # Not the sentence: it quotes what the client sent.
         self._log("message_refused", {"code": refusal.code})
 
-    def _tell(self, event: str, client: ClientRef, callback: Callable[[ClientRef], None]) -> None:
-        """Call the handler soon, and once for all sends that failed until then."""
+    async def _until_quiet(self, timeout_s: float) -> None:
+        """Deliver messages until none has come for a moment, at most so long."""
+        loop = asyncio.get_running_loop()
+        start_s = self._heard_s = loop.time()
+        while (quiet_s := loop.time() - self._heard_s) < _QUIET_S:
+            if loop.time() - start_s > timeout_s:
+                return
+            await asyncio.sleep(_QUIET_S - quiet_s)
+
+    # --- clients that have gone, or do not read ------------------------------------------------
+
+    def _sweep_later(self) -> None:
+        self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self._connections.sweep()
+        self._sweep_later()
+
+    def _on_end(self, connection: Connection) -> None:
+        """A connection is found to have ended; called from the loop or before its next message."""
+        self.counters.clients_gone += 1
+        if self._outbox is not None:
+            self._outbox.forget(connection.identity)
+        if connection.ref is not None:
+            self._tell_gone(connection.ref)
+
+    def _on_unreachable(self, client: ClientRef) -> None:
+        """A message could not be sent; its connection is not one that comes meanwhile."""
+        connection = self._connections.find(client.identity)
+        self._tell_soon("client_gone", client, partial(self._end, connection))
+
+    def _end(self, connection: Connection | None, client: ClientRef) -> None:
+        if connection is None:
+            self._tell_gone(client)
+        elif self._connections.find(client.identity) is connection:
+            self._connections.end(client.identity)
+
+    def _on_slow(self, client: ClientRef, is_new: bool) -> None:
+        if is_new:
+            self._log_of("slow_reader", client)
+        self._tell_soon("slow_reader", client, self._tell_slow)
+
+    def _tell_slow(self, client: ClientRef) -> None:
+        self._call("on_slow_reader", client, self._handler.on_slow_reader)
+
+    def _tell_soon(
+        self, event: str, client: ClientRef, callback: Callable[[ClientRef], None]
+    ) -> None:
+        """Call back from the loop, once for all sends until then."""
         key = (event, client)
         if key not in self._told:
             self._told.add(key)
             asyncio.get_running_loop().call_soon(self._tell_now, key, callback)
 
     def _tell_now(self, key: tuple[str, ClientRef], callback: Callable[[ClientRef], None]) -> None:
-        event, client = key
         self._told.discard(key)
-        fields = {"role": self.role, "tenant": self.tenant, "identity": client.identity.hex()}
+        callback(key[1])
+
+    def _tell_gone(self, client: ClientRef) -> None:
+        self._log_of("client_gone", client)
+        self._call("on_client_gone", client, self._handler.on_client_gone)
+
+    def _log_of(self, event: str, client: ClientRef) -> None:
+        fields = {"role": self.role, "tenant": client.tenant, "identity": client.identity.hex()}
+        if client.key:
+            fields["key"] = client.key
         self._log(event, fields)
+
+    def _call(self, name: str, client: ClientRef, callback: Callable[[ClientRef], None]) -> None:
         try:
             callback(client)
         except Exception as error:
-            self._handler_failed(f"on_{event}", error)
+            self._handler_failed(name, error)
 
     def _handler_failed(self, where: str, error: Exception) -> None:
         self.counters.handler_errors += 1

@@ -22,7 +22,13 @@ from ipc import messages as wire
 from ipc.server import ClientRef
 from runtime_cache import replies
 from runtime_cache.admin import AdminDesk, AdminEngine, AdminFacts
-from runtime_cache.engine.commands import EmitTokens, FailRequest, FinishRequest, ReportExplained
+from runtime_cache.engine.commands import (
+    EmitTokens,
+    FailRequest,
+    FinishRequest,
+    ReportExplained,
+    end_of,
+)
 from runtime_cache.engine.events import CancelReason
 from runtime_cache.engine.loop import Answer
 from runtime_cache.engine.request import NewRequest, SamplingParams, TokenArray
@@ -36,7 +42,12 @@ from runtime_cache.errors import (
 from runtime_cache.evicting import Eviction
 from runtime_cache.ids import PrefixId, RequestId, TenantName
 from runtime_cache.intake import Intake, Prompt
+from runtime_cache.keys import Keyring
+from runtime_cache.quota import Quotas
 from runtime_cache.reading import Reader
+from runtime_cache.reload import Settings
+from runtime_cache.request_log import RequestLog
+from runtime_cache.sessions import Sessions
 from runtime_cache.verifying import KvSource, Verifier, VerifyEngine
 from runtime_cache.work import Started, Work
 
@@ -62,16 +73,23 @@ class Facts(AdminFacts, KvSource, Protocol):
     def digest(self) -> str: ...
     @property
     def is_caching(self) -> bool: ...
+    @property
+    def incarnation(self) -> str: ...
     def info(self, message_id: wire.MessageId, tenant: TenantName) -> wire.Info: ...
     def pong(self, message_id: wire.MessageId) -> wire.Pong: ...
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a request gets that says nothing of its own."""
+    """What a request gets that says nothing of its own, and what none may exceed.
+
+    Attributes:
+        max_unsent_tokens: of one answer; if its client gives no credit for more, it ends.
+    """
 
     max_tokens: int | None = None
     deadline_ms: int | None = None
+    max_unsent_tokens: int = 4096
 
 
 class Service:
@@ -85,18 +103,28 @@ class Service:
         defaults: Defaults,
         send: Callable[[ClientRef, wire.AnyReply], object],
         clock: Callable[[], float] = time.monotonic,
+        requests: RequestLog | None = None,
+        settings: Settings | None = None,
     ) -> None:
         """Args:
         intakes: one for each tenant that a server has, and for the default tenant.
         send: sends a reply at once; may call back `on_client_gone`, `on_slow_reader`.
         clock: the engine's clock.
+        requests: hears how each one ended.
+        settings: read again when an administrator asks for it; None: there is nothing to read.
         """
         self._engine = engine
         self._intakes = intakes
         self._facts = facts
-        self._defaults = defaults
+        #: May be replaced at any time.
+        self.defaults = defaults
+        self._settings = settings
+        self._quotas = Quotas(Keyring().quota if settings is None else settings.keyring.quota)
         self._send = send
         self._clock = clock
+        self._requests = requests
+        self._sessions = Sessions()
+        self._session_timer: asyncio.TimerHandle | None = None
         self._admin = AdminDesk(engine, facts, intakes.keys(), clock)
         self._verifier = Verifier(engine, facts, clock)
         self._reader = Reader(self._go_on, self._fail)
@@ -112,20 +140,29 @@ class Service:
     # --- what the servers call -----------------------------------------------------------------
 
     def on_message(self, client: ClientRef, message: wire.AnyRequest) -> None:
-        """Take one message; it is answered now or later, by exactly one final reply."""
+        """Take one message; it is answered now or later, by exactly one final reply.
+
+        Only `credit` is not answered.
+        """
+        self._sessions.renew(client, self._clock())
         try:
             reply = self._dispatch(client, message)
         except RuntimeCacheError as error:
             reply = replies.refusal(message.id, error)
         if reply is not None:
+            if self._requests is not None:
+                self._requests.answered(client, message, reply)
             self._send(client, reply)
 
     def on_client_gone(self, client: ClientRef) -> None:
-        """ZeroMQ knows this client no more: end its requests, send nothing."""
+        """The client is there no more: end its requests, send nothing."""
+        self._sessions.end(client)
+        for work in self._work.get(client, {}).values():
+            work.is_mute = True
         self._end_all(client, "client_gone")
 
     def on_slow_reader(self, client: ClientRef) -> None:
-        """The client's queue is full: end its requests, send nothing."""
+        """The client does not read: end its requests; their last replies are kept for it."""
         self._end_all(client, "slow_reader")
 
     async def close(self) -> None:
@@ -134,6 +171,8 @@ class Service:
         To be called when the engine has drained and the servers can still send. Idempotent.
         """
         self._is_closed = True
+        if self._session_timer is not None:
+            self._session_timer.cancel()
         for work in [work for works in self._work.values() for work in works.values()]:
             if work.request_id is None:
                 self._finish(work, replies.refusal(work.message.id, replies.draining()))
@@ -150,23 +189,25 @@ class Service:
             case wire.Cancel():
                 self._cancel(client, message.target)
                 return wire.Ok(id=message.id)
+            case wire.Credit():
+                self._grant(client, message)
+                return None
+            case wire.OpenSession():
+                return self._open(client, message)
+            case wire.CloseSession():
+                self._sessions.end(client)
+                num_cancelled = self._end_all(client, "client")
+                return wire.SessionClosed(message.id, num_cancelled=num_cancelled)
             case wire.Release():
                 return self._release(client, message)
             case wire.Ping():
                 return self._facts.pong(message.id)
             case wire.GetInfo():
                 return self._facts.info(message.id, TenantName(client.tenant))
-            case (
-                wire.Credit()
-                | wire.OpenSession()
-                | wire.CloseSession()
-                | wire.Show()
-                | wire.Drain()
-                | wire.Resume()
-                | wire.Reload()
-                | wire.GetConfig()
-            ):
-                raise InvalidRequest(f"`{wire.type_name(message)}` is not served by this daemon")
+            case wire.Reload():
+                return self._settings_in_force(message).reloaded(message.id)
+            case wire.GetConfig():
+                return self._settings_in_force(message).configured(message.id)
             case _:
                 return self._admin.answer(message)
 
@@ -179,11 +220,13 @@ class Service:
             self._admin.tenant(message.tenant)
         if isinstance(message, wire.Verify | wire.Evict):
             self._admin.one_or_all(message.tenant)
-        unfinished = self._work.setdefault(client, {})
+        unfinished = self._work.get(client, {})
         if message.id in unfinished:
             raise DuplicateId(f"`id` {message.id!r} names an unfinished request of this client")
         work = Work(client, message, self._clock())
-        unfinished[message.id] = work
+        if client.key:
+            self._quotas.take(client.key, work.arrived_s)
+        self._work.setdefault(client, unfinished)[message.id] = work
         try:
             if isinstance(message, wire.Verify):
                 self._verify(work, message)
@@ -244,12 +287,13 @@ class Service:
     def _deadline_s(self, work: Work) -> float | None:
         if not isinstance(work.message, wire.AnswerRequest):
             return None
-        deadline_ms = work.message.deadline_ms or self._defaults.deadline_ms
+        deadline_ms = work.message.deadline_ms or self.defaults.deadline_ms
         return None if deadline_ms is None else work.arrived_s + deadline_ms / 1000
 
     def _start(self, work: Work, prompt: Prompt) -> None:
         """Hand the request to the engine, or answer it if only its tokens matter."""
         message = work.message
+        self._spend(work, len(prompt.tokens))
         assert not isinstance(message, wire.Verify | wire.Evict)  # they have no prompt
         if isinstance(message, wire.Tokenize):
             ids = tuple(prompt.tokens.tolist())
@@ -287,7 +331,7 @@ class Service:
         intake = self._intakes[work.tenant]
         params = intake.params(message, seed=secrets.randbits(53))
         if params.max_tokens is None:
-            params = replace(params, max_tokens=self._defaults.max_tokens)
+            params = replace(params, max_tokens=self.defaults.max_tokens)
         return NewRequest(
             request_id,
             tokens,
@@ -309,10 +353,26 @@ class Service:
         content = self._facts.digest.encode() + tokens.tobytes()
         return PrefixId(f"p-{hashlib.sha256(content).hexdigest()[:32]}")
 
+    def _spend(self, work: Work, num_tokens: int) -> None:
+        """Count tokens against the quota of the client's key, if it has one."""
+        if work.client.key:
+            self._quotas.spend(work.client.key, num_tokens, self._clock())
+
+    def _settings_in_force(self, message: wire.Reload | wire.GetConfig) -> Settings:
+        if self._settings is None:
+            raise InvalidRequest(f"`{wire.type_name(message)}` is not served here")
+        return self._settings
+
     def _cancel(self, client: ClientRef, target: str) -> None:
         work = self._work.get(client, {}).get(target)
         if work is not None:
             self._end(work, "client")
+
+    def _grant(self, client: ClientRef, message: wire.Credit) -> None:
+        work = self._work.get(client, {}).get(message.target)
+        piece = None if work is None else work.outflow.grant(message.credit)
+        if piece is not None:
+            self._send(client, piece)
 
     def _release(self, client: ClientRef, message: wire.Release) -> wire.Released:
         prefix_id, tenant = PrefixId(message.prefix_id), TenantName(client.tenant)
@@ -329,19 +389,50 @@ class Service:
             return f"no prefix `{prefix_id}` is registered"
         return f"tenant `{owner}` has registered `{prefix_id}`: release it at its endpoint"
 
+    # --- sessions ------------------------------------------------------------------------------
+
+    def _open(self, client: ClientRef, message: wire.OpenSession) -> wire.Opened:
+        if client.is_delimited:
+            raise InvalidRequest(
+                "a REQ socket cannot renew a lease while it waits for a reply; use a DEALER"
+            )
+        self._sessions.open(client, message.lease_ms / 1000, self._clock())
+        self._look_later()
+        return wire.Opened(
+            message.id, lease_ms=message.lease_ms, incarnation=self._facts.incarnation
+        )
+
+    def _look_later(self) -> None:
+        if self._session_timer is not None:
+            self._session_timer.cancel()
+            self._session_timer = None
+        now_s = self._clock()
+        look_s = self._sessions.next_look_s(now_s)
+        if look_s is not None:
+            loop = asyncio.get_running_loop()
+            self._session_timer = loop.call_later(look_s - now_s, self._look)
+
+    def _look(self) -> None:
+        """End the requests of those that have not been heard of in time."""
+        for client in self._sessions.take_expired(self._clock()):
+            log.info("lease_expired", num_cancelled=self._end_all(client, "lease_expired"))
+        self._look_later()
+
     # --- ends ----------------------------------------------------------------------------------
 
-    def _end_all(self, client: ClientRef, reason: CancelReason) -> None:
-        for work in list(self._work.get(client, {}).values()):
-            work.is_mute = True
+    def _end_all(self, client: ClientRef, reason: CancelReason) -> int:
+        """Cancel all of a client; how many there were."""
+        works = list(self._work.get(client, {}).values())
+        for work in works:
             self._end(work, reason)
+        return len(works)
 
     def _end(self, work: Work, reason: CancelReason) -> None:
         """Cancel; the engine, or this call itself, sends the final reply."""
         if work.request_id is not None:
             self._engine.cancel(work.request_id, reason)
         else:
-            self._finish(work, self._never_started(work, "cancelled"))
+            self._finish(work, self._never_started(work, end_of(reason)))
 
     def _never_started(self, work: Work, reason: wire.FinishReason) -> wire.AnyReply:
         return replies.never_started(work.message, reason, self._clock() - work.arrived_s)
@@ -349,7 +440,14 @@ class Service:
     def _fail(self, work: Work, error: Exception) -> None:
         """The request cannot be started."""
         if not isinstance(error, RuntimeCacheError):
-            log.error("request_failed", kind=type(work.message).__name__, exc_info=error)
+            log.error(
+                "request_failed",
+                tenant=work.tenant,
+                request=work.request_id,
+                message_id=work.message.id,
+                kind=wire.type_name(work.message),
+                exc_info=error,
+            )
             error = InternalError("the daemon failed on this request; its log has the details")
         if self._is_unfinished(work):
             self._finish(work, replies.refusal(work.message.id, error))
@@ -358,6 +456,8 @@ class Service:
         """Send the final reply of a request and forget it."""
         unfinished = self._work[work.client]
         del unfinished[work.message.id]
+        if work.client.key:
+            self._quotas.give_back(work.client.key)
         if not unfinished:
             del self._work[work.client]
         if work.expiry is not None:
@@ -369,6 +469,8 @@ class Service:
         self._reader.give_up(work)
         if not work.is_mute:
             self._send(work.client, reply)
+        if self._requests is not None:
+            self._requests.done(work, reply, self._clock())
 
     def _is_unfinished(self, work: Work) -> bool:
         return self._work.get(work.client, {}).get(work.message.id) is work
@@ -378,6 +480,7 @@ class Service:
     def _on_answer(self, work: Work, answer: Answer) -> None:
         match answer:
             case EmitTokens():
+                self._spend(work, len(answer.token_ids))
                 self._on_tokens(work, answer)
             case FinishRequest():
                 self._finish(work, self._final(work, answer))
@@ -393,38 +496,29 @@ class Service:
                 self._finish(work, reply)
 
     def _on_tokens(self, work: Work, answer: EmitTokens) -> None:
-        work.token_ids += answer.token_ids
         logprobs = tuple(map(replies.logprobs, answer.logprobs))
-        if not work.is_streamed:
-            work.text.append(answer.text)
-            work.logprobs += logprobs
-        elif not work.is_mute:
-            piece = wire.Tokens(
-                id=work.message.id,
-                index=work.num_sent,
-                text=answer.text,
-                token_ids=answer.token_ids,
-                logprobs=logprobs,
-            )
-            work.num_sent += len(answer.token_ids)
+        piece = work.outflow.take(answer.text, answer.token_ids, logprobs)
+        if piece is not None and not work.is_mute:
             self._send(work.client, piece)
+        elif work.is_streamed and work.outflow.num_held > self.defaults.max_unsent_tokens:
+            self._end(work, "slow_reader")
 
     def _final(self, work: Work, answer: FinishRequest) -> wire.AnyReply:
         if isinstance(work.message, wire.Register):
             return self._registered(work, answer)
         if answer.reason == "registered":
             raise InternalError(f"request {answer.request_id} was not a registration")
-        is_streamed, report = work.is_streamed, answer.usage.cache
+        outflow, report = work.outflow, answer.usage.cache
         return wire.Done(
             id=work.message.id,
-            index=work.num_sent,
-            text="".join(work.text) + answer.text,
-            token_ids=() if is_streamed else tuple(work.token_ids),
+            index=outflow.num_sent,
+            text=outflow.held_text + answer.text,
+            token_ids=outflow.held_ids,
             finish_reason=answer.reason,
             usage=replies.usage(answer.usage),
             timing=replies.timing(answer.usage),
             stop=answer.stop,
-            logprobs=tuple(work.logprobs),
+            logprobs=outflow.held_logprobs,
             cache=None if report is None else replies.cache_report(report),
         )
 

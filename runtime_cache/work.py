@@ -9,6 +9,7 @@ from ipc import messages as wire
 from ipc.server import ClientRef
 from runtime_cache.ids import RequestId, TenantName
 from runtime_cache.intake import Prompt, Prompted
+from runtime_cache.outflow import Outflow
 
 #: The messages that are not answered at once.
 Started = (
@@ -29,9 +30,7 @@ class Work:
     Attributes:
         request_id: the engine's name for it; None while its text is still being tokenised.
         is_mute: its client is gone; nothing is sent any more.
-        num_sent: answer tokens sent so far.
-        token_ids: the answer so far, sent or not.
-        text, logprobs: what was not sent, because the client wants one message.
+        outflow: the answer so far, sent or not.
         prompt: None while its text is still being tokenised.
         next_part: the next turn of an eviction that takes several.
         verifying: the reading of cached KV, if that is what is wanted.
@@ -43,14 +42,16 @@ class Work:
     arrived_s: float
     request_id: RequestId | None = None
     is_mute: bool = False
-    num_sent: int = 0
-    token_ids: list[int] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    logprobs: list[wire.Logprobs] = field(default_factory=list)
     prompt: Prompt | None = None
     expiry: asyncio.TimerHandle | None = None
     next_part: asyncio.Handle | None = None
     verifying: asyncio.Task[wire.Verified] | None = None
+    outflow: Outflow = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing of its answer is known yet."""
+        credit = self.message.credit if isinstance(self.message, wire.AnswerRequest) else None
+        self.outflow = Outflow(self.message.id, is_streamed=self.is_streamed, credit=credit)
 
     @property
     def tenant(self) -> TenantName:
@@ -58,6 +59,11 @@ class Work:
         if isinstance(self.message, wire.Explain):
             return TenantName(self.message.tenant)
         return TenantName(self.client.tenant)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The answer so far, sent or not."""
+        return self.outflow.token_ids
 
     @property
     def is_streamed(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from runtime_cache.cache.prefix_index import PrefixNode
 from runtime_cache.cache.results import CacheReport, Evicted, Keep, ShownEntry
@@ -28,7 +28,7 @@ EarlyEnd = Literal["cancelled", "slow_reader", "lease_expired", "shutdown"]
 
 def end_of(reason: CancelReason) -> EarlyEnd:
     """How a request ends that is cancelled for this reason."""
-    return "cancelled" if reason in ("client", "client_gone") else reason
+    return "cancelled" if reason == "client" or reason == "client_gone" else reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,7 @@ class RunStep:
     batch: StepBatch
 
 
-@dataclass(frozen=True, slots=True)
-class EmitTokens:
+class EmitTokens(NamedTuple):
     """New answer tokens of a request.
 
     Attributes:

@@ -73,7 +73,7 @@ def test_without_drain_time_answers_are_cancelled(null_bundle: Path):
         daemon.process.send_signal(signal.SIGTERM)
         done = client.last_reply()
         assert daemon.wait() == 0
-        assert (done["type"], done["finish_reason"]) == ("done", "cancelled")
+        assert (done["type"], done["finish_reason"]) == ("done", "shutdown")
         assert done["usage"]["completion_tokens"] < 4000
         assert client.rest() == []
         assert daemon.wait_for("drained")["cancelled"] == 1

@@ -97,8 +97,8 @@ def test_while_a_step_hangs_the_daemon_answers_and_can_be_ended(bundle: Path, sc
         daemon.process.send_signal(signal.SIGTERM)
         finals = [client.receive() for _ in range(2)]
         assert {reply["id"]: reply["finish_reason"] for reply in finals} == {
-            "hangs": "cancelled",
-            "waits": "cancelled",
+            "hangs": "shutdown",
+            "waits": "shutdown",
         }
         end_with(daemon, 5)
 

@@ -336,7 +336,7 @@ async def test_a_drain_that_ends_in_the_middle_of_an_answer(house: House, client
     await house.paused()
     draining = asyncio.ensure_future(house.engine.drain(0))
     result = await answer.result()
-    assert (result.finish_reason, len(result.token_ids)) == ("cancelled", 11)
+    assert (result.finish_reason, len(result.token_ids)) == ("shutdown", 11)
     error = await failure_of(ask(client))
     assert (error.code, error.retryable) == ("draining", True)
     assert not draining.done()

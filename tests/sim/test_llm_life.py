@@ -143,7 +143,7 @@ def test_closing_ends_what_others_wait_for(
         gate.reached.wait()
         llm._host.ask_to_close()
         gate.may_go.set()
-        assert answer.result().finish_reason == "cancelled"
+        assert answer.result().finish_reason == "shutdown"
 
 
 # --- several -----------------------------------------------------------------------------------

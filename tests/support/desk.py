@@ -25,6 +25,7 @@ from runtime_cache.engine.commands import (
     FinishRequest,
     ReportExplained,
     ReportToRead,
+    end_of,
 )
 from runtime_cache.engine.events import CancelReason
 from runtime_cache.engine.loop import Answer
@@ -128,7 +129,7 @@ class FakeEngine:
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
         self.cancels.append((request_id, reason))
         if request_id in self._sinks:
-            self.finish("cancelled", request_id=request_id)
+            self.finish(end_of(reason), request_id=request_id)
 
     def release_prefix(self, prefix_id: PrefixId, tenant: TenantName) -> bool:
         is_known = (tenant, prefix_id) in self.registered
@@ -247,6 +248,7 @@ class FakeFacts:
     block_size = 4
     digest = "d1"
     is_caching = True
+    incarnation = "9f2c4b1e7a5d3806"
     kv_dtype = "float16"
     max_read_tokens = 4
 

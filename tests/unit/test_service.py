@@ -476,7 +476,7 @@ def test_a_cancelled_registration_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("reason", ["client_gone", "slow_reader"])
-def test_all_requests_of_a_client_end_and_nothing_is_sent(reason: str) -> None:
+def test_all_requests_of_a_client_end_and_only_one_that_is_there_is_told(reason: str) -> None:
     desk = Desk()
     for name in "123":
         desk.say(Generate(MessageId(name), prompt="a"))
@@ -485,8 +485,11 @@ def test_all_requests_of_a_client_end_and_nothing_is_sent(reason: str) -> None:
     tell[reason](ALICE)
     tell[reason](ALICE)
     assert desk.engine.cancels == [(1, reason), (2, reason), (3, reason)]
-    assert desk.sent == []
+    ends = [(client, reply.id, getattr(reply, "finish_reason", "")) for client, reply in desk.sent]
+    expected = [(ALICE, MessageId(name), "slow_reader") for name in "123"]
+    assert ends == (expected if reason == "slow_reader" else [])
     assert desk.service.num_unfinished == 1
+    desk.take()
     desk.engine.emit("x", 7)
     assert [client for client, _ in desk.sent] == [BOB]
 

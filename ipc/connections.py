@@ -1,0 +1,125 @@
+"""Which connections there are, and whether each is still there although nothing is sent to it.
+
+ZeroMQ tells nobody that a peer has gone. But every frame that came over a connection carries the
+file descriptor of it, which libzmq closes as soon as the peer has closed its end. So a connection
+is there as long as its descriptor is the socket it was: the number may be given to another file,
+whose inode number differs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import zmq
+
+from ipc.handler import ClientRef
+
+#: Of a transport without descriptors; such a connection is taken to be there.
+_NO_FD = -1
+
+
+@dataclass(slots=True)
+class Connection:
+    """One connection, as the first of its messages showed it.
+
+    Attributes:
+        identity: libzmq's name of it.
+        fd: its file descriptor in this process, which belongs to libzmq.
+        inode: of that socket; 0 if it had been closed already.
+        user_id: what the ZAP handler said of the client's key; empty without one.
+        ref: the client as the server's handler knows it; None before its first message is handled.
+    """
+
+    identity: bytes
+    fd: int
+    inode: int
+    user_id: str = ""
+    ref: ClientRef | None = None
+
+    @property
+    def is_open(self) -> bool:
+        if self.fd == _NO_FD:
+            return True
+        return self.inode != 0 and _inode(self.fd) == self.inode
+
+    def cut(self) -> None:
+        """Shut the connection down; libzmq then notices its end, as if the peer had gone."""
+        # A descriptor of our own, so that the number cannot become another file meanwhile.
+        with suppress(OSError), socket.socket(fileno=os.dup(self.fd)) as own:
+            if _inode(own.fileno()) == self.inode:
+                own.shutdown(socket.SHUT_RDWR)
+
+
+class Connections:
+    """All connections that have sent something, by identity.
+
+    Used as the `inspector` of a `Pump`. A frame has to be received without copying it to be
+    looked at, which costs some ten microseconds; so it is done for the first message of a
+    connection only. Whether that one is still there is asked at every message: a client that has
+    chosen its identity may reconnect under it, perhaps with another key.
+    """
+
+    def __init__(self, on_gone: Callable[[Connection], None]) -> None:
+        """Args:
+        on_gone: told of a connection that has ended, and is forgotten.
+        """
+        self._on_gone = on_gone
+        self._by_identity: dict[bytes, Connection] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_identity)
+
+    def __getitem__(self, identity: bytes) -> Connection:
+        """The connection whose message is being delivered."""
+        return self._by_identity[identity]
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(self._by_identity.values())
+
+    def find(self, identity: bytes) -> Connection | None:
+        """The connection of this name, if it has sent something."""
+        return self._by_identity.get(identity)
+
+    def wants(self, identity: bytes) -> bool:
+        """Whether the next frame of this peer is to be looked at."""
+        connection = self._by_identity.get(identity)
+        return connection is None or not connection.is_open
+
+    def look(self, identity: bytes, frame: zmq.Frame) -> None:
+        """Note where a frame came from; the connection before it of the same name has ended."""
+        self.end(identity)
+        fd = int(_property(frame, "__fd") or _NO_FD)
+        inode = 0 if fd == _NO_FD else _inode(fd)
+        user_id = _property(frame, "User-Id")
+        self._by_identity[identity] = Connection(identity, fd, inode, user_id)
+
+    def end(self, identity: bytes) -> None:
+        """Forget a connection, if it is known, and say so."""
+        connection = self._by_identity.pop(identity, None)
+        if connection is not None:
+            self._on_gone(connection)
+
+    def sweep(self) -> None:
+        """Find the connections that have ended; a microsecond for each that there is."""
+        for connection in [c for c in self._by_identity.values() if not c.is_open]:
+            self.end(connection.identity)
+
+
+def _inode(fd: int) -> int:
+    """Of an open file; 0, which no socket has, if there is none."""
+    try:
+        return os.fstat(fd).st_ino
+    except OSError:
+        return 0
+
+
+def _property(frame: zmq.Frame, name: str) -> str:
+    """What libzmq says of the connection a frame came over; empty if it says nothing."""
+    try:
+        return str(frame.get(name))
+    except zmq.ZMQError:
+        return ""
