@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import TextIO
 
 import msgspec
 
-from ipc import reasons
-from ipc.answers import Result
-from ipc.arguments import SamplingOptions
+from ipc.cli_answers import add_answer_options, chat, generate
 from ipc.command_line import Program, flatten, greet, print_json, read_text
 from ipc.endpoint import DEFAULT_ENDPOINT
-from ipc.errors import IpcError, ServerError
-from ipc.sync_client import AnswerStream, Client
+from ipc.errors import IpcError
+from ipc.sync_client import Client
 
 _PROGRAM = Program("rtcache", "RTCACHE_ENDPOINT", DEFAULT_ENDPOINT)
-
-#: How long to wait for the daemon to confirm a cancel after Ctrl-C [seconds].
-_CANCEL_S = 1.0
 
 _EXAMPLES = """\
 examples:
   rtcache ping
   rtcache generate "Once upon a time" --max-tokens 64 --temperature 0
   rtcache generate --prompt-file - --stop $'\\n\\n' < prompt.txt
+  rtcache generate "Go on" --json --stream | jq -j --unbuffered .text
+  rtcache register --file system_prompt.txt
   rtcache generate "And then" --prefix-id p-0123456789abcdef0123456789abcdef
   rtcache chat --system "Answer in one sentence."
   rtcache chat --message "What is a prefix cache?" --temperature 0
@@ -38,29 +33,105 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (see `ipc.command_line`)."""
     arguments = new_parser().parse_args(argv)
-    commands = {"generate": _generate, "chat": _chat, "ping": _ping, "info": _info}
-    command = commands[arguments.command]
-    return _PROGRAM.run(arguments, lambda client: command(client, arguments))
+    return _PROGRAM.run(arguments, lambda client: _run(client, arguments))
+
+
+def _run(client: Client, arguments: argparse.Namespace) -> None:
+    try:
+        _COMMANDS[arguments.command](client, arguments)
+    except IpcError as error:
+        if arguments.json:
+            print_json(_failure(error))
+        raise
+
+
+def _failure(error: IpcError) -> dict[str, object]:
+    """An error as a line of JSON; what is not the daemon's has a word of our own."""
+    return {
+        "type": "error",
+        "code": getattr(error, "code", type(error).__name__),
+        "message": error.message,
+        "retryable": getattr(error, "retryable", False),
+        "retry_after_ms": getattr(error, "retry_after_ms", None),
+    }
+
+
+def _chat(client: Client, arguments: argparse.Namespace) -> None:
+    chat(client, arguments, _PROGRAM.complain)
 
 
 def _ping(client: Client, arguments: argparse.Namespace) -> None:
     pong = greet(client, arguments)
     if arguments.json:
-        print_json({"version": pong.version, "uptime_s": pong.uptime_s, "state": pong.state})
+        print_json(_without_envelope(pong))
     else:
         print(f"rtcached {pong.version}, up for {pong.uptime_s:.0f} s, {pong.state}")
 
 
 def _info(client: Client, arguments: argparse.Namespace) -> None:
     greet(client, arguments)
-    fields = msgspec.to_builtins(client.info())
-    fields.pop("id")
-    fields.pop("type")
+    fields = _without_envelope(client.info())
     if arguments.json:
         print_json(fields)
         return
     for name, value in flatten(fields):
         print(f"{name:24} {value}")
+
+
+def _tokenize(client: Client, arguments: argparse.Namespace) -> None:
+    text = _text(arguments)
+    greet(client, arguments)
+    ids = client.tokenize(text)
+    if arguments.json:
+        print_json({"token_ids": ids})
+    else:
+        print(*ids)
+
+
+def _register(client: Client, arguments: argparse.Namespace) -> None:
+    text = _text(arguments)
+    greet(client, arguments)
+    registered = client.register(text)
+    if arguments.json:
+        print_json(_without_envelope(registered))
+        return
+    print(registered.prefix_id)
+    print(
+        f"[{registered.num_tokens} tokens, {registered.cached_tokens} of them were cached]",
+        file=sys.stderr,
+    )
+
+
+def _release(client: Client, arguments: argparse.Namespace) -> None:
+    greet(client, arguments)
+    released = client.release(arguments.prefix_id)
+    if arguments.json:
+        print_json(_without_envelope(released))
+
+
+_COMMANDS: dict[str, Callable[[Client, argparse.Namespace], None]] = {
+    "generate": generate,
+    "chat": _chat,
+    "ping": _ping,
+    "info": _info,
+    "tokenize": _tokenize,
+    "register": _register,
+    "release": _release,
+}
+
+
+def _without_envelope(reply: msgspec.Struct) -> dict[str, object]:
+    fields: dict[str, object] = {
+        name: msgspec.to_builtins(getattr(reply, name)) for name in reply.__struct_fields__
+    }
+    del fields["id"]
+    return fields
+
+
+def _text(arguments: argparse.Namespace) -> str:
+    if (arguments.text is None) == (arguments.file is None):
+        raise ValueError("give either a text or --file")
+    return read_text(arguments.file) if arguments.text is None else str(arguments.text)
 
 
 def new_parser() -> argparse.ArgumentParser:
@@ -74,12 +145,19 @@ def new_parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="hold a conversation, one line a turn")
     chat.add_argument("--system", metavar="TEXT", help="how the assistant should behave")
     chat.add_argument("--message", metavar="TEXT", help="ask this one question and exit")
-    ping = commands.add_parser("ping", help="is the daemon there?")
-    info = commands.add_parser("info", help="which model, limits and versions?")
-    for command in (generate, chat, ping, info):
-        _PROGRAM.add_common(command, is_command=True)
     for command in (generate, chat):
-        _add_sampling(command)
+        add_answer_options(command)
+    commands.add_parser("ping", help="is the daemon there?")
+    commands.add_parser("info", help="which model, limits and versions?")
+    tokenize = commands.add_parser("tokenize", help="print the token ids of a text")
+    register = commands.add_parser("register", help="keep a prefix in the cache; prints its id")
+    for command in (tokenize, register):
+        command.add_argument("text", nargs="?", metavar="TEXT", help="the text")
+        command.add_argument("--file", metavar="FILE", help="read the text here; - is stdin")
+    release = commands.add_parser("release", help="give a registered prefix up")
+    release.add_argument("prefix_id", metavar="ID", help="what register printed")
+    for command in commands.choices.values():
+        _PROGRAM.add_common(command, is_command=True)
     return parser
 
 

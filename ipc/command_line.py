@@ -1,7 +1,8 @@
 """What the command lines of this project's clients share: common options, exit codes, complaints.
 
 Exit codes: 0 the answer came; 1 the request was refused or failed; 2 the command line is wrong;
-3 no daemon answers; 130 interrupted.
+3 no daemon answers, or it went away; 75 refused for now, so that the same can succeed later; 130
+interrupted (Ctrl-C); 143 terminated (SIGTERM). The last two cancel what is unfinished.
 """
 
 from __future__ import annotations
@@ -9,16 +10,28 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
 
+from ipc.curve_keys import CurveKeys
 from ipc.dealer import DEFAULT_TIMEOUT_S
-from ipc.errors import EndpointError, IpcError, ServerError, Timeout
+from ipc.errors import (
+    ConnectionLost,
+    EndpointError,
+    IpcError,
+    KeyFileError,
+    NotWelcome,
+    ServerError,
+    Timeout,
+)
 from ipc.messages import Pong
 from ipc.sync_client import Client
 
@@ -26,17 +39,25 @@ EXIT_OK = 0
 EXIT_REFUSED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
+#: What sendmail's friends take for "try again".
+EXIT_RETRY = 75
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 #: For the end of `--help`.
 EXIT_CODES = """\
 exit codes:
-  0 the answer came    1 the request was refused or failed    2 wrong command line
-  3 no daemon answers  130 interrupted
+  0 the answer came         1 refused or failed   2 wrong command line
+  3 no daemon answers       75 refused for now: try again later
+  130 interrupted (Ctrl-C)  143 terminated (SIGTERM)
 """
 
 #: How long a daemon may take to say that it is there, before a long request is sent [seconds].
 _GREETING_S = 5.0
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: as Ctrl-C, but to be heard where Ctrl-C ends one answer only."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +101,19 @@ class Program:
             f"{self.default_endpoint})",
         )
         parser.add_argument(
+            "--server-key",
+            metavar="KEY",
+            default=default(os.environ.get("RTCACHE_SERVER_KEY", "")),
+            help="the daemon's public key, or a file with it: over TCP (default: "
+            "$RTCACHE_SERVER_KEY)",
+        )
+        parser.add_argument(
+            "--key-file",
+            metavar="FILE",
+            default=default(os.environ.get("RTCACHE_KEY_FILE", "")),
+            help="your secret key file, made by rtcache-admin keygen (default: $RTCACHE_KEY_FILE)",
+        )
+        parser.add_argument(
             "--timeout",
             type=_seconds,
             metavar="S",
@@ -101,13 +135,20 @@ class Program:
         """
         code = None
         try:
-            with Client(arguments.endpoint, timeout_s=arguments.timeout) as client:
+            with (
+                _terminable(),
+                Client(
+                    arguments.endpoint, timeout_s=arguments.timeout, curve=_curve(arguments)
+                ) as client,
+            ):
                 code = command(client)
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader of our output has gone (`rtcache … | head`): nothing is wrong. Python would
             # complain once more when it flushes at exit, so there must be something to flush to.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except Terminated:
+            return EXIT_TERMINATED
         except KeyboardInterrupt:
             print(file=sys.stderr)
             return EXIT_INTERRUPTED
@@ -125,11 +166,26 @@ class Program:
             print(f"{self.name}: {again}", file=sys.stderr)
 
 
+def _curve(arguments: argparse.Namespace) -> CurveKeys | None:
+    """The keys that the command line names.
+
+    Raises:
+        KeyFileError, ValueError: they cannot be used.
+    """
+    if not arguments.server_key and not arguments.key_file:
+        return None
+    if not (arguments.server_key and arguments.key_file):
+        raise ValueError("--server-key and --key-file are given together, or neither")
+    return CurveKeys.read(arguments.server_key, arguments.key_file)
+
+
 def exit_code(error: Exception) -> int:
     """What a command that failed with `error` ends with."""
-    if isinstance(error, Timeout):
+    if isinstance(error, (Timeout, ConnectionLost, NotWelcome)):
         return EXIT_UNREACHABLE
-    if isinstance(error, IpcError) and not isinstance(error, EndpointError):
+    if isinstance(error, ServerError) and error.retryable:
+        return EXIT_RETRY
+    if isinstance(error, IpcError) and not isinstance(error, EndpointError | KeyFileError):
         return EXIT_REFUSED
     return EXIT_USAGE
 
@@ -164,6 +220,23 @@ def flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Within, SIGTERM raises `Terminated`, so that what is unfinished is cancelled."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _raise_terminated(number: int, frame: FrameType | None) -> None:
+    raise Terminated
 
 
 def _sentence(error: Exception) -> str:

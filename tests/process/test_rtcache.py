@@ -45,6 +45,20 @@ def test_ctrl_c_cancels_the_answer(daemon: DaemonThread, line: list[str]) -> Non
     assert daemon.daemon.requests[2] == Cancel(MessageId("3"), target=MessageId("2"))
 
 
+@pytest.mark.parametrize("line", [["generate", "hold"], ["chat", "--message", "hold"], ["chat"]])
+def test_being_terminated_cancels_too(daemon: DaemonThread, line: list[str]) -> None:
+    with rtcache(daemon, *line) as process:
+        if line == ["chat"]:
+            assert process.stdin is not None
+            process.stdin.write("hold\n")
+            process.stdin.flush()
+        daemon.wait_for(lambda seen: num_requests(seen) == 2)
+        process.terminate()
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out, err) == (143, "", "")
+    assert daemon.daemon.requests[2] == Cancel(MessageId("3"), target=MessageId("2"))
+
+
 def test_ctrl_c_in_a_conversation_ends_the_answer_only(daemon: DaemonThread) -> None:
     with rtcache(daemon, "chat") as process:
         assert process.stdin is not None

@@ -12,8 +12,10 @@ from ipc import cli
 from ipc.command_line import exit_code, flatten
 from ipc.errors import (
     Closed,
+    ConnectionLost,
     EndpointError,
     MessageTooLarge,
+    NotWelcome,
     ProtocolError,
     ServerError,
     Timeout,
@@ -73,7 +75,9 @@ def refusal(*, retry_after_ms: int | None = None) -> ServerError:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (refusal(), 1),
+        (refusal(), 75),
+        (ConnectionLost("ipc://x", "ping"), 3),
+        (NotWelcome("ipc://x", "no"), 3),
         (MessageTooLarge("x"), 1),
         (ProtocolError("x"), 1),
         (Closed("x"), 1),
@@ -123,7 +127,7 @@ def test_a_refusal_says_its_code_once_and_when_to_try_again(
         raise refusal(retry_after_ms=5)
 
     monkeypatch.setattr("ipc.sync_client.Client._ask", refuse)
-    assert tool.main([*tool.short, "--endpoint", endpoint]) == 1
+    assert tool.main([*tool.short, "--endpoint", endpoint]) == 75
     assert capsys.readouterr().err == (
         f"{tool.name}: no room (capacity)\n"
         f"{tool.name}: the same request can succeed later; try again after 5 ms\n"

@@ -259,6 +259,7 @@ def test_json_is_one_object(capsys: Output) -> None:
         "version": "0.1.0",
         "uptime_s": 12.5,
         "state": "serving",
+        "incarnation": "",
     }
     assert cli.main(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["limits"] == {"max_message_bytes": 4194304}
@@ -328,7 +329,7 @@ def test_chat_remembers_answers_and_forgets_what_was_refused(
 @pytest.mark.parametrize(
     ("line", "code", "complaint"),
     [
-        (["generate", "refuse"], 1, "256 requests are waiting already (queue_full)"),
+        (["generate", "refuse"], 75, "256 requests are waiting already (queue_full)"),
         (["generate", "x", "--temperature", "-1"], 1, "`temperature`: expected a number ≥ 0, got"),
         (["generate"], 2, "give either a prompt or --prompt-file"),
         (["generate", "x", "--prompt-file", "y"], 2, "give either a prompt or --prompt-file"),

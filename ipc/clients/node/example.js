@@ -1,0 +1,45 @@
+// What the client can do, one JSON object a line: node example.js [ENDPOINT]
+// A test runs it against a live daemon.
+
+import { Client, Refused } from "./client.js";
+
+const client = new Client(process.argv[2], { window: 4 });
+const say = (fields) => console.log(JSON.stringify(fields));
+const GREEDY = { temperature: 0, ignore_eos: true };
+
+async function stream() {
+  let [text, messages, last] = ["", 0, null];
+  for await (last of client.generate({ prompt: "Once upon a time", max_tokens: 40, ...GREEDY })) {
+    text += last.text;
+    messages += 1;
+  }
+  say({ did: "stream", text, messages, finish_reason: last.finish_reason, usage: last.usage });
+}
+
+async function hit() {
+  const text = "You are a helpful assistant. ".repeat(10);
+  const { prefix_id, num_tokens } = await client.ask("register", { text });
+  let last;
+  for await (last of client.generate({ prompt: "Hello", prefix_id, max_tokens: 4, ...GREEDY }));
+  await client.ask("release", { prefix_id });
+  say({ did: "hit", num_tokens, cached_tokens: last.usage.cached_tokens });
+}
+
+async function cancel() {
+  const stop = new AbortController();
+  let last;
+  for await (last of client.generate({ prompt: "Go on", ...GREEDY }, stop)) stop.abort();
+  say({ did: "cancel", finish_reason: last.finish_reason });
+}
+
+async function error() {
+  try {
+    await client.ask("tokenize", { txt: "a spelling mistake" });
+  } catch (refused) {
+    if (!(refused instanceof Refused)) throw refused;
+    say({ did: "error", code: refused.code, retryable: refused.retryable });
+  }
+}
+
+for (const part of [stream, hit, cancel, error]) await part();
+client.close();
