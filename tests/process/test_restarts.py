@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
+import signal
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from ipc.sync_client import Client
 from tests.support.load import Load, answers_of
 from tests.support.rtcached import wait_until_idle
+from tests.support.service_manager import ServiceManager
 from tools.daemon_process import DaemonProcess
 
 NUM_QUESTIONS = 12
@@ -46,50 +48,112 @@ class Lives:
         self.daemon.__exit__(None, None, None)
 
 
-async def kill_and_restart(lives: Lives, num_kills: int, seed: int) -> Counter[str]:
-    """Kill it in the middle of answers, start it again, see that all are served; so many times.
+Scene = Callable[[Lives, Load], Awaitable[None]]
 
-    Returns:
-        How calls ended that brought no whole answer.
-    """
+
+def under_load(bundle: Path, endpoint: str, scene: Scene, seed: int = 1) -> Load:
+    """Let something happen to a daemon that clients ask all the time; at the end it is well."""
+    lives = Lives(bundle, endpoint)
+
+    async def run() -> Load:
+        right = await answers_of(endpoint, NUM_QUESTIONS)
+        load = Load(endpoint, right, timeout_s=10, seed=seed)
+        await load.while_running(NUM_CLIENTS, lambda: scene(lives, load))
+        return load
+
+    lives.begin()
+    try:
+        load = asyncio.run(run())
+        with Client(f"{endpoint}.admin") as admin:
+            wait_until_idle(admin)
+            assert admin.stats()["pool"]["live_blocks"] == 0
+    finally:
+        lives.end()
+    return load
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """Of the socket; in the end there is none in it."""
+    yield tmp_path
+    assert sorted(path.name for path in tmp_path.glob("s*")) == ["s.admin.lock", "s.lock"]
+
+
+# --- killed ---------------------------------------------------------------------------------------
+
+
+def kill_again_and_again(bundle: Path, directory: Path, num_kills: int, seed: int) -> None:
     chance = random.Random(seed)
-    right = await answers_of(lives.endpoint, NUM_QUESTIONS)
-    load = Load(lives.endpoint, right, timeout_s=2, seed=seed)
 
-    async def scene() -> None:
+    async def scene(lives: Lives, load: Load) -> None:
         for _ in range(num_kills):
             await load.pieces(chance.randint(1, 200))
             await asyncio.to_thread(lives.kill)
             await asyncio.to_thread(lives.begin)
             await load.answers(2 * NUM_CLIENTS)
 
-    await load.while_running(NUM_CLIENTS, scene)
-    return load.ends
+    load = under_load(bundle, f"ipc://{directory}/s", scene, seed)
+    # Every client was in the middle of a call, and no call waited for its time to be over.
+    assert load.ends.total() >= num_kills
+    assert set(load.ends) == {"ConnectionLost"}
 
 
-def check(bundle: Path, directory: Path, num_kills: int, seed: int) -> None:
-    lives = Lives(bundle, f"ipc://{directory}/s")
-    lives.begin()
-    try:
-        ends = asyncio.run(kill_and_restart(lives, num_kills, seed))
-        with Client(f"{lives.endpoint}.admin") as admin:
-            wait_until_idle(admin)
-            assert admin.stats()["pool"]["live_blocks"] == 0
-    finally:
-        lives.end()
-    # Every client was in the middle of a call when its daemon was killed.
-    assert ends.total() >= num_kills
-    assert set(ends) <= {"Timeout", "ConnectionLost"}
-    assert sorted(path.name for path in directory.iterdir()) == ["s.admin.lock", "s.lock"]
-
-
-def test_killed_in_the_middle_of_answers(null_bundle: Path, tmp_path: Path):
-    check(null_bundle, tmp_path, num_kills=2, seed=1)
+def test_killed_in_the_middle_of_answers(null_bundle: Path, directory: Path):
+    kill_again_and_again(null_bundle, directory, num_kills=2, seed=1)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_killed_100_times(null_bundle: Path, tmp_path: Path):
+def test_killed_100_times(null_bundle: Path, directory: Path):
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")  # pytest shows it if the test fails
-    check(null_bundle, tmp_path, num_kills=100, seed=seed)
+    kill_again_and_again(null_bundle, directory, num_kills=100, seed=seed)
+
+
+def test_a_watchdog_bites(null_bundle: Path, directory: Path, monkeypatch: pytest.MonkeyPatch):
+    """A process that stands still tells its manager nothing; the manager has it killed."""
+
+    async def scene(lives: Lives, load: Load) -> None:
+        await load.pieces(20)
+        lives.daemon.process.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(manager.until_silent, 0.3)
+        await asyncio.to_thread(lives.kill)
+        await asyncio.to_thread(lives.begin)
+        await load.answers(2 * NUM_CLIENTS)
+
+    with ServiceManager(directory) as manager:
+        monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
+        monkeypatch.setenv("WATCHDOG_USEC", "300000")
+        load = under_load(null_bundle, f"ipc://{directory}/s", scene)
+    assert set(load.ends) == {"ConnectionLost"}
+
+
+# --- asked ----------------------------------------------------------------------------------------
+
+
+def test_stopped_in_order_in_the_middle_of_answers(null_bundle: Path, directory: Path):
+    """What was begun ends whole; what comes too late is told to try again, or finds nobody."""
+
+    async def scene(lives: Lives, load: Load) -> None:
+        await load.pieces(20)
+        await asyncio.to_thread(lives.end)
+        await asyncio.to_thread(lives.begin)
+        await load.answers(2 * NUM_CLIENTS)
+
+    load = under_load(null_bundle, f"ipc://{directory}/s", scene)
+    assert load.num_torn == 0
+    assert set(load.ends) <= {"draining", "ConnectionLost"}
+
+
+def test_asked_to_read_its_configuration_in_the_middle_of_answers(
+    null_bundle: Path, directory: Path
+):
+    async def scene(lives: Lives, load: Load) -> None:
+        for _ in range(3):
+            await load.pieces(20)
+            lives.daemon.process.send_signal(signal.SIGHUP)
+            await asyncio.to_thread(lives.daemon.wait_for, "signal")
+        await load.answers(2 * NUM_CLIENTS)
+
+    load = under_load(null_bundle, f"ipc://{directory}/s", scene)
+    assert (load.num_torn, load.ends) == (0, {})

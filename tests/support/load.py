@@ -49,6 +49,7 @@ class Load:
 
     Attributes:
         num_answers: whole ones, each compared.
+        num_torn: answers of which a part came and the rest did not.
         ends: how calls ended that brought no whole answer: class of the error, or its code.
     """
 
@@ -67,7 +68,7 @@ class Load:
         self._changed = asyncio.Event()
         self._num_pieces = 0
         self._is_over = False
-        self.num_answers = 0
+        self.num_answers = self.num_torn = 0
         self.ends: Counter[str] = Counter()
 
     async def while_running(self, num_clients: int, scene: Callable[[], Awaitable[None]]) -> None:
@@ -123,12 +124,15 @@ class Load:
         """One answer, compared piece by piece."""
         right, found = self._right[prompt], ()
         stream = client.generate(prompt, max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True)
-        async for piece in stream:
-            found += piece.token_ids
-            assert found == right[: len(found)], prompt
-            self._num_pieces += 1
-            self._changed.set()
-        result = await stream.result()
+        try:
+            async for piece in stream:
+                found += piece.token_ids
+                assert found == right[: len(found)], prompt
+                self._num_pieces += 1
+                self._changed.set()
+            result = await stream.result()
+        finally:
+            self.num_torn += 0 < len(found) < len(right)
         if result.finish_reason == "length":
             assert found == right
             self.num_answers += 1

@@ -55,6 +55,17 @@ class ServiceManager:
             pass
         return message
 
+    def until_silent(self, silence_s: float) -> None:
+        """Wait until nothing has been said for so long: what a watchdog does [seconds]."""
+        self._socket.settimeout(silence_s)
+        try:
+            while True:
+                self.next()
+        except TimeoutError:
+            return
+        finally:
+            self._socket.settimeout(PATIENCE_S)
+
     def rest(self) -> list[Message]:
         """What has been said and was not read yet; does not wait."""
         begin = len(self.heard)
