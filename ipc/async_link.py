@@ -25,7 +25,7 @@ class ClientLink:
         self._beat_s = options.beat_s
         self._waiters: dict[str, asyncio.Future[None]] = {}
         self._loop = asyncio.get_running_loop()
-        self._dealer = Dealer(endpoint, options.context)
+        self._dealer = Dealer(endpoint, options.context, options.curve)
         self._watcher = Watcher(self._dealer, self._receive)
         session = Session(options.encoding, endpoint=endpoint)
         self._link = Link(

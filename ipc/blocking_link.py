@@ -30,7 +30,7 @@ class ClientLink:
         """
         self._endpoint = endpoint
         self._lock = threading.RLock()
-        self._dealer = Dealer(endpoint, options.context)
+        self._dealer = Dealer(endpoint, options.context, options.curve)
         self._link = Link(
             Session(options.encoding, endpoint=endpoint),
             self._dealer,

@@ -25,6 +25,7 @@ from ipc.arguments import (
 from ipc.async_link import ClientLink
 from ipc.client_calls import Calls, R
 from ipc.codec import Encoding
+from ipc.curve_keys import CurveKeys
 from ipc.dealer import DEFAULT_TIMEOUT_S
 from ipc.endpoint import DEFAULT_ENDPOINT
 from ipc.errors import Closed, ProtocolError
@@ -104,6 +105,7 @@ class Client(Calls):
             drops the client's requests [1 to 3600 seconds]. Heartbeats are sent by themselves.
             None: the daemon notices only what libzmq notices.
         context: libzmq context to share; the process-wide one by default.
+        curve: keys, where the daemon wants some: over TCP.
 
     Every method raises:
         ServerError: the daemon refused, or failed at, the request.
@@ -123,6 +125,7 @@ class Client(Calls):
         window: int | None = DEFAULT_WINDOW,
         lease_s: float | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        curve: CurveKeys | None = None,
     ) -> None:
         """Raises:
         ValueError: an argument that is wrong in itself.
@@ -130,7 +133,7 @@ class Client(Calls):
         self.endpoint = endpoint
         self._timeout_s = timeout_s
         self._window = window
-        self._options = LinkOptions(Encoding(encoding), lease_ms(lease_s), context)
+        self._options = LinkOptions(Encoding(encoding), lease_ms(lease_s), context, curve)
         self._link: ClientLink | None = None
 
     async def __aenter__(self) -> Client:

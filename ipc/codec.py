@@ -38,12 +38,12 @@ class Limits:
     Attributes:
         max_message_bytes: a larger one is refused with an error reply, unread [bytes].
         max_wire_bytes: libzmq drops the connection of a peer that sends a larger frame [bytes].
-        max_frames: payload frames of a message, an empty delimiter included.
+        max_frames: payload frames of a message, the delimiter and what is before it included.
     """
 
     max_message_bytes: int = 4 * 1024 * 1024
     max_wire_bytes: int = 64 * 1024 * 1024
-    max_frames: int = 2
+    max_frames: int = 3
 
 
 class _Envelope(msgspec.Struct):

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from ipc.curve_keys import CurveKeys
 from ipc.errors import EndpointError
 
 #: How long a call waits for the next message [seconds].
@@ -32,6 +33,7 @@ _EVENTS = (
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 
 #: What a refused handshake means, by the event that tells of it.
@@ -40,6 +42,10 @@ _REFUSALS: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the keys of client and daemon do not belong together, or "
     "only one side uses CURVE",
 }
+#: A daemon with another key than the client expects ends the handshake without a word. It may be
+#: chance, of a daemon that is being stopped, once or twice.
+_MAX_BROKEN_HANDSHAKES = 3
+_WRONG_SERVER_KEY = "it ends the handshake: the server key is not its public key, most likely"
 
 
 class Dealer:
@@ -57,17 +63,22 @@ class Dealer:
     events: zmq.Socket[bytes]
 
     def __init__(
-        self, endpoint: str, context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self,
+        endpoint: str,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        curve: CurveKeys | None = None,
     ) -> None:
         """Args:
         endpoint: where the daemon listens.
         context: libzmq context to share; the process-wide one by default.
+        curve: keys, where the daemon wants some.
 
         Raises:
             EndpointError: the endpoint is not one.
         """
         self._endpoint = endpoint
         self._context = context
+        self._curve = curve
         self._open()
 
     def send(self, payload: bytes) -> None:
@@ -103,9 +114,12 @@ class Dealer:
     def _open(self) -> None:
         self.is_up = False
         self.refusal = ""
+        self._num_broken_handshakes = 0
         self.socket = _unconnected(self._context)
         # Before it connects, so that no event is missed.
         self.events = self.socket.get_monitor_socket(_EVENTS)
+        if self._curve is not None:
+            self._curve.apply(self.socket)
         if "://[" in self._endpoint:
             self.socket.set(zmq.IPV6, 1)
         try:
@@ -122,6 +136,11 @@ class Dealer:
         was_up, self.is_up = self.is_up, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         if self.is_up:
             self.refusal = ""
+            self._num_broken_handshakes = 0
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._curve is not None:
+            self._num_broken_handshakes += 1
+            if self._num_broken_handshakes == _MAX_BROKEN_HANDSHAKES:
+                self.refusal = _WRONG_SERVER_KEY
         elif event in _REFUSALS:
             self.refusal = _REFUSALS[event]
         return was_up and not self.is_up

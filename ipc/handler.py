@@ -33,6 +33,7 @@ class ClientRef:
         socket: the name of the server it is connected to.
         key: what the operator calls its key; empty without CURVE.
         is_delimited: whether an empty frame stands before the payload, as REQ sockets want it.
+        correlation: the frame before that, which ZMQ_REQ_CORRELATE puts there; empty without it.
     """
 
     identity: bytes
@@ -42,6 +43,16 @@ class ClientRef:
     tenant: str = ""
     socket: str = ""
     key: str = ""
+    correlation: bytes = field(default=b"", compare=False)
+
+    @property
+    def envelope(self) -> tuple[bytes, ...]:
+        """The frames that stand before the payload of every message to it."""
+        if not self.is_delimited:
+            return (self.identity,)
+        if not self.correlation:
+            return (self.identity, b"")
+        return (self.identity, self.correlation, b"")
 
 
 class Handler(Protocol):

@@ -15,6 +15,7 @@ from typing import Any
 import zmq
 
 from ipc.codec import Encoding
+from ipc.curve_keys import CurveKeys
 from ipc.dealer import Dealer
 from ipc.errors import IpcError, NotWelcome
 from ipc.messages import AnyRequest
@@ -41,11 +42,13 @@ class LinkOptions:
         lease_ms: how long the daemon keeps this client's requests without hearing of it; None: no
             session is made.
         context: libzmq context to share; the process-wide one by default.
+        curve: keys, where the daemon wants some.
     """
 
     encoding: Encoding = Encoding.MSGPACK
     lease_ms: int | None = None
     context: zmq.Context[zmq.Socket[bytes]] | None = None
+    curve: CurveKeys | None = None
 
     @property
     def beat_s(self) -> float | None:
@@ -84,6 +87,8 @@ class Link:
         self._reconnect = reconnect
         self._on_send = on_send
         self._litter_bytes = 0
+        #: libzmq tries no more to connect; the next call makes it.
+        self._is_refused = False
         self._woken: list[Call] = []
         self._renew_lease()
 
@@ -97,6 +102,8 @@ class Link:
     ) -> Call:
         """Make and send a request; raises what `Session.start` raises."""
         self._notice_loss()
+        if self._is_refused:
+            self._connect_anew([])
         if self._litter_bytes > _MAX_LITTER_BYTES and not self._dealer.is_up:
             self._clear_litter()
         call = self._session.start(kind, fields, window)
@@ -161,6 +168,7 @@ class Link:
             self._litter_bytes += sum(len(call.payload) for call in failed)
             self._woken += failed
             self._dealer.refusal = ""
+            self._is_refused = True
         if not is_lost:
             return
         while (payload := self._dealer.receive()) is not None:
@@ -175,6 +183,7 @@ class Link:
 
     def _connect_anew(self, payloads: Sequence[bytes]) -> None:
         self._litter_bytes = 0
+        self._is_refused = False
         self._reconnect()
         self._renew_lease()
         for payload in payloads:

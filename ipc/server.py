@@ -39,6 +39,8 @@ from ipc.pump import Pump
 SWEEP_S = 0.5
 #: A server that ends takes what has been sent to it: until nothing has come for so long [seconds].
 _QUIET_S = 0.05
+#: The length of the frame by which ZMQ_REQ_CORRELATE tells replies apart [bytes].
+_CORRELATION_BYTES = 4
 
 
 class Server:
@@ -209,8 +211,7 @@ class Server:
         if self._outbox is None:
             return False
         payload = encode(message, client.encoding)
-        head = (client.identity, b"") if client.is_delimited else (client.identity,)
-        return self._outbox.send(client, (*head, payload))
+        return self._outbox.send(client, (*client.envelope, payload))
 
     def expel(self) -> int:
         """Cut the connections whose key is no longer what it was; to be called when keys changed.
@@ -318,19 +319,20 @@ class Server:
             role = "user" if principal is None else principal.role
             tenant = self.tenant if principal is None else principal.tenant
             key = "" if principal is None else principal.name
+        is_correlated = len(frames) > 3 and len(frames[1]) == _CORRELATION_BYTES and not frames[2]
         return ClientRef(
             identity=frames[0],
             role=role,
             encoding=sniff(frames[-1]) or Encoding.MSGPACK,
-            is_delimited=len(frames) > 2 and not frames[1],
+            is_delimited=is_correlated or (len(frames) > 2 and not frames[1]),
             tenant=tenant,
             socket=self.name,
             key=key,
+            correlation=frames[1] if is_correlated else b"",
         )
 
     def _check_frames(self, client: ClientRef, frames: Sequence[bytes]) -> None:
-        expected = 3 if client.is_delimited else 2
-        if len(frames) != expected:
+        if len(frames) != len(client.envelope) + 1:
             raise MalformedMessage(
                 "bad_frames",
                 "expected one frame with the message, or an empty frame and one with the message",

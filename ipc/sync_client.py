@@ -24,6 +24,7 @@ from ipc.arguments import (
 )
 from ipc.blocking_link import ClientLink
 from ipc.codec import Encoding
+from ipc.curve_keys import CurveKeys
 from ipc.dealer import DEFAULT_TIMEOUT_S
 from ipc.endpoint import DEFAULT_ENDPOINT
 from ipc.errors import ProtocolError
@@ -100,6 +101,7 @@ class Client(Calls):
             drops the client's requests [1 to 3600 seconds]. Heartbeats are sent by themselves.
             None: the daemon notices only what libzmq notices.
         context: libzmq context to share; the process-wide one by default.
+        curve: keys, where the daemon wants some: over TCP.
 
     Every method raises:
         ServerError: the daemon refused, or failed at, the request.
@@ -119,6 +121,7 @@ class Client(Calls):
         window: int | None = DEFAULT_WINDOW,
         lease_s: float | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        curve: CurveKeys | None = None,
     ) -> None:
         """Raises:
         EndpointError: the endpoint is not one.
@@ -127,7 +130,7 @@ class Client(Calls):
         self.endpoint = endpoint
         self._timeout_s = timeout_s
         self._window = window
-        options = LinkOptions(Encoding(encoding), lease_ms(lease_s), context)
+        options = LinkOptions(Encoding(encoding), lease_ms(lease_s), context, curve)
         self._link = ClientLink(endpoint, options)
 
     def __enter__(self) -> Client:

@@ -21,7 +21,6 @@ import uvloop
 
 from ipc.errors import EndpointError
 from runtime_cache import __version__, log, open_files, options
-from runtime_cache.config import Config
 from runtime_cache.errors import (
     ConfigError,
     DeviceError,
@@ -32,6 +31,7 @@ from runtime_cache.errors import (
 )
 from runtime_cache.notify import Notifier
 from runtime_cache.options import Loaded
+from runtime_cache.reload import Settings
 from runtime_cache.serving import Ending, serve
 
 logger = structlog.get_logger(__name__)
@@ -68,13 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = new_parser().parse_args(argv)
     flags = {name: text for name, text in vars(args).items() if "." in name}
     try:
-        loaded = options.load(args.config, flags=flags)
+        settings = Settings(lambda: options.load(args.config, flags=flags))
         if args.check_config:
-            _print_config(loaded)
+            _print_config(settings.loaded)
             return EXIT_OK
-        log.configure(loaded.config.log)
+        log.configure(settings.config.log)
         log.forward_libraries()
-        return _run(loaded.config)
+        return _run(settings)
     except (ConfigError, EndpointError) as error:
         print(f"rtcached: {error}", file=sys.stderr)
         return EXIT_CONFIG
@@ -83,14 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _leave(_code_of_start(error))
 
 
-def _run(config: Config) -> int:
+def _run(settings: Settings) -> int:
     """Serve; whoever manages services is told how it goes."""
     open_files.allow_many()
     # The stacks of all threads, if the watchdog (SIGABRT) or a library ends the process.
     faulthandler.enable()
     with closing(Notifier.from_env(os.environ)) as notifier:
         try:
-            return _end(uvloop.run(serve(config, notifier)))
+            return _end(uvloop.run(serve(settings, notifier)))
         except (ConfigError, EndpointError, DeviceError) as error:
             notifier.status(f"The start failed: {error}")
             raise
@@ -145,6 +145,14 @@ def new_parser() -> argparse.ArgumentParser:
         "--check-config",
         action="store_true",
         help="print the effective values and where each came from, then exit",
+    )
+    parser.add_argument(
+        "--insecure-tcp",
+        action="store_const",
+        const="true",
+        default=argparse.SUPPRESS,
+        dest="ipc.insecure_tcp",
+        help="the same as --ipc-insecure-tcp true",
     )
     options.add_flags(parser)
     return parser

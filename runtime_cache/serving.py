@@ -9,24 +9,27 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Collection, Coroutine, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
 
+from ipc.auth import Curve
 from ipc.codec import Limits
 from ipc.endpoint import SocketClaim, claim_endpoint
-from ipc.server import ClientRef, Role, Server
+from ipc.server import Role, Server
+from runtime_cache import log
 from runtime_cache.config import Config, admin_endpoint
-from runtime_cache.errors import DeviceError, RuntimeCacheError
+from runtime_cache.errors import DeviceError, InvalidConfig, RuntimeCacheError
 from runtime_cache.facts import DaemonFacts
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
 from runtime_cache.log import socket_event
 from runtime_cache.metrics.http import MetricsServer, metrics_server
 from runtime_cache.metrics.source import MetricsSource
 from runtime_cache.notify import Notifier
+from runtime_cache.reload import Settings
 from runtime_cache.request_log import RequestLog
 from runtime_cache.runtime import Runtime
 from runtime_cache.service import Defaults, Service
@@ -70,16 +73,18 @@ class Signals(NamedTuple):
     reload: asyncio.Event
 
 
-async def serve(config: Config, notifier: Notifier) -> Ending:
+async def serve(settings: Settings, notifier: Notifier) -> Ending:
     """Open, say ready, serve until a signal or a fatal error, drain, close.
 
     Args:
+        settings: read again on SIGHUP.
         notifier: of the service manager; stays open.
 
     Raises:
         ConfigError, EndpointError, DeviceError: the start failed; nothing is left open.
     """
     signals = _take_signals()
+    config, curve = settings.config, settings.open_keys()
     claims: dict[Socket, SocketClaim | None] = {}
     try:
         # A second daemon on these sockets fails here, before it loads a model.
@@ -94,7 +99,9 @@ async def serve(config: Config, notifier: Notifier) -> Ending:
                     await _warm_up(runtime, signals.stop)
                 fatal = None
                 if not signals.stop.is_set():
-                    fatal = await _serve(runtime, claims, signals, notifier, watchdog, metrics)
+                    fatal = await _serve(
+                        runtime, claims, signals, notifier, watchdog, metrics, settings, curve
+                    )
             finally:
                 is_given_back = await _close(runtime)
                 watchdog.stop()
@@ -131,37 +138,40 @@ async def _serve(
     notifier: Notifier,
     watchdog: Watchdog,
     metrics: MetricsServer | None,
+    settings: Settings,
+    curve: Curve | None,
 ) -> RuntimeCacheError | None:
     """From ready to drained; returns what made it end, None for a signal."""
     config, engine = runtime.config, runtime.engine
-    servers: dict[Socket, Server] = {}
+    servers: dict[str, Server] = {}
     facts = DaemonFacts(runtime, servers.values())
     requests = RequestLog(runtime.tokenizer.decode if config.log.prompts else None)
     service = Service(
         engine,
         new_intakes(runtime),
         facts,
-        Defaults(
-            config.engine.default_max_tokens,
-            config.engine.default_deadline_ms,
-            config.ipc.max_unsent_tokens,
-        ),
-        send=lambda client, reply: servers[_socket_of(client)].send(client, reply),
+        _defaults(config),
+        send=lambda client, reply: servers[client.socket].send(client, reply),
         requests=requests,
+        settings=settings,
     )
     async with AsyncExitStack() as stack:
         for socket, claim in claims.items():
-            servers[socket] = _server(config, socket, service, claim)
-            await stack.enter_async_context(servers[socket])
+            server = _server(config, socket, service, claim, curve)
+            servers[server.name] = server
+            await stack.enter_async_context(server)
         if metrics is not None:
             metrics.attach(MetricsSource(runtime, facts.figures, servers.values(), requests))
-        _log_ready(runtime, servers)
+        _log_ready(runtime, servers.values())
+        settings.follow(lambda: _follow(settings, service, servers.values()))
+        reloading = asyncio.ensure_future(_reload_on_signal(settings, signals.reload))
+        stack.callback(reloading.cancel)
         notifier.ready(_status(runtime))
         watchdog.start()
         await _either(signals.stop.wait(), asyncio.shield(engine.fatal))
         logger.info("draining", unfinished=engine.num_unanswered)
         notifier.stopping(_last_words(runtime), _stopping_s(config))
-        num_cancelled = await engine.drain(config.ipc.drain_timeout_s)
+        num_cancelled = await engine.drain(settings.config.ipc.drain_timeout_s)
         logger.info("drained", cancelled=num_cancelled)
         await service.close()
     return engine.fatal.result() if engine.fatal.done() else None
@@ -173,15 +183,44 @@ def _endpoints(config: Config) -> dict[Socket, str]:
         Socket("admin"): admin_endpoint(config.ipc),
     }
     for tenant in config.tenants:
-        endpoints[Socket("user", TenantName(tenant.name))] = tenant.endpoint
+        if tenant.endpoint:
+            endpoints[Socket("user", TenantName(tenant.name))] = tenant.endpoint
     return endpoints
 
 
-def _socket_of(client: ClientRef) -> Socket:
-    return Socket(client.role, TenantName(client.tenant))
+async def _reload_on_signal(settings: Settings, signalled: asyncio.Event) -> None:
+    """Reload at each SIGHUP; what is wrong is in the log, and nothing has changed then."""
+    while True:
+        await signalled.wait()
+        signalled.clear()
+        with suppress(InvalidConfig):
+            settings.reload()
 
 
-def _server(config: Config, socket: Socket, service: Service, claim: SocketClaim | None) -> Server:
+def _follow(settings: Settings, service: Service, servers: Iterable[Server]) -> None:
+    """Put what a reload has changed in force."""
+    log.configure(settings.config.log)
+    service.defaults = _defaults(settings.config)
+    num_expelled = sum([server.expel() for server in servers])
+    if num_expelled:
+        logger.info("clients_expelled", num_clients=num_expelled)
+
+
+def _defaults(config: Config) -> Defaults:
+    return Defaults(
+        config.engine.default_max_tokens,
+        config.engine.default_deadline_ms,
+        config.ipc.max_unsent_tokens,
+    )
+
+
+def _server(
+    config: Config,
+    socket: Socket,
+    service: Service,
+    claim: SocketClaim | None,
+    curve: Curve | None,
+) -> Server:
     return Server(
         _endpoints(config)[socket],
         service,
@@ -191,21 +230,26 @@ def _server(config: Config, socket: Socket, service: Service, claim: SocketClaim
         socket_mode=0o600 if socket.role == "admin" else int(config.ipc.socket_mode, 8),
         max_queued_replies=config.ipc.max_queued_replies,
         claim=claim,
+        curve=curve,
+        insecure_tcp=config.ipc.insecure_tcp,
         log=socket_event,
     )
 
 
-def _log_ready(runtime: Runtime, servers: Mapping[Socket, Server]) -> None:
+def _log_ready(runtime: Runtime, servers: Collection[Server]) -> None:
     logger.info(
         "ready",
         model=runtime.manifest.name,
         device=runtime.config.device.device,
         soc=runtime.soc_name,
-        endpoints={s.role: server.endpoint for s, server in servers.items() if not s.tenant},
-        tenants={s.tenant: server.endpoint for s, server in servers.items() if s.tenant},
+        endpoints={server.role: server.endpoint for server in servers if not server.tenant},
+        tenants={server.tenant: server.endpoint for server in servers if server.tenant},
         capacity_tokens=runtime.capacity_tokens,
         max_model_len=runtime.engine.state.max_sequence_tokens_of(DEFAULT_TENANT),
     )
+    for server in servers:
+        if server.is_insecure:
+            logger.warning("insecure_tcp", endpoint=server.endpoint, role=server.role)
 
 
 def _take_signals() -> Signals:
