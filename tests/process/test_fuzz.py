@@ -8,6 +8,7 @@ Two fuzzers, one daemon with both of its sockets: recorded frames with their byt
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 from collections import Counter
@@ -41,6 +42,8 @@ NUM_BLOCKS = 63
 #: Messages of one connection between two looks at its account.
 BATCH = 64
 MAX_GROWTH_KIB = 24 * 1024
+#: The event loop's pool for what blocks: made when needed, never more (asyncio's default).
+MAX_POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
 #: Takes new requests again, whatever was sent before.
 RESUME = encode(wire.Resume(wire.MessageId("resume")), Encoding.MSGPACK)
 
@@ -142,7 +145,7 @@ def spoil(daemon: DaemonProcess, admin: Client, warm_up: int, num_frames: int, s
     after = look_at(daemon.process.pid)
     assert after.resident_kib < before.resident_kib + MAX_GROWTH_KIB
     assert after.num_fds <= before.num_fds
-    assert after.num_threads == before.num_threads
+    assert after.num_threads <= before.num_threads + MAX_POOL_THREADS
 
 
 def test_recorded_frames_spoilt(daemon: DaemonProcess, admin: Client):
@@ -234,7 +237,7 @@ def test_a_frame_beyond_what_the_wire_carries_costs_its_connection_only(
 
 MESSAGES = st.lists(st.tuples(st.booleans(), payloads()), min_size=1, max_size=12)
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-LONG = settings(QUICK, max_examples=4000, derandomize=False, print_blob=True)
+LONG = settings(QUICK, max_examples=2000, derandomize=False, print_blob=True)
 
 
 def draw_messages(daemon: DaemonProcess, limit: settings) -> Counter[str]:
@@ -264,5 +267,5 @@ def test_messages_of_every_type(daemon: DaemonProcess):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_20_000_messages_of_every_type(daemon: DaemonProcess):
+def test_10_000_messages_of_every_type(daemon: DaemonProcess):
     draw_messages(daemon, LONG)
