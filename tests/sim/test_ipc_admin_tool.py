@@ -14,10 +14,12 @@ from ipc.errors import ServerError
 from ipc.messages import (
     AnyRequest,
     ChatMessage,
+    Drain,
     Error,
     Evict,
     Explain,
     Generate,
+    GetConfig,
     GetStats,
     ListEntries,
     MessageId,
@@ -25,11 +27,15 @@ from ipc.messages import (
     PrefixName,
     Register,
     Registered,
+    Reload,
+    Resume,
+    Show,
     Unpin,
     Verified,
     Verify,
 )
 from ipc.sync_client import Client
+from tests.support.admin_answers import WHOLE_ID
 from tests.support.ipc_daemon import DaemonThread
 from tools.admin.command import seconds, size
 from tools.admin.commands import COMMANDS
@@ -40,6 +46,7 @@ Output = pytest.CaptureFixture[str]
 #: A command's message follows the ping.
 ID = MessageId("2")
 DIGEST = "5e884898"
+CONVERSATION = (ChatMessage("system", "s"), ChatMessage("user", "u"))
 TURNS = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
 
 
@@ -64,6 +71,10 @@ def files(tmp_path: Path) -> dict[str, str]:
         "TURNS": json.dumps(TURNS),
         "NO_TURNS": '{"role": "user"}',
         "NO_JSON": "hello",
+        "MANY": '{"text": "a", "name": "first"}\n\n{"prompt_ids": [1]}\n',
+        "EMPTY": "\n \n",
+        "TWO_IN_ONE": '{"text": "a"}\n{"text": "a", "prompt_ids": [1]}',
+        "TYPO": '{"txt": "a"}',
         "ROBOT": '[{"role": "robot", "content": "x"}]',
     }
     for name, content in contents.items():
@@ -81,9 +92,25 @@ def run(daemon: DaemonThread, files: dict[str, str], line: str) -> int:
     [
         ("list", ListEntries(ID)),
         ("list --limit 5 --offset 7 --tenant a", ListEntries(ID, limit=5, offset=7, tenant="a")),
+        ("list --sort size --reverse", ListEntries(ID, sort="size", reverse=True)),
+        ("list --sort used --kept none", ListEntries(ID, kept="none")),
+        ("list --older-than 1h --idle 0", ListEntries(ID, min_age_s=3600.0, min_idle_s=0.0)),
+        (
+            "list --min-size 1MiB --min-hits 2 --max-hits 3",
+            ListEntries(ID, min_bytes=1024**2, min_hits=2, max_hits=3),
+        ),
+        (f"show {DIGEST}", Show(ID, digest=DIGEST)),
+        (f"show {DIGEST} --text --tenant a", Show(ID, digest=DIGEST, tenant="a", with_text=True)),
+        (f"show {WHOLE_ID}", Show(ID, prefix_id=PrefixName(WHOLE_ID))),
         ("evict --all", Evict(ID, all=True)),
-        ("evict --blocks 3 --tenant a", Evict(ID, max_blocks=3, tenant="a")),
-        (f"evict --digest {DIGEST}", Evict(ID, digest=DIGEST)),
+        ("evict --lru 99 --tenant a", Evict(ID, max_blocks=99, tenant="a")),
+        (f"evict {DIGEST}", Evict(ID, digest=DIGEST)),
+        (
+            f"evict {DIGEST} --tenant a --dry-run",
+            Evict(ID, digest=DIGEST, tenant="a", dry_run=True),
+        ),
+        ("evict --older-than 1d", Evict(ID, age_s=86400.0)),
+        ("evict --tenant a", Evict(ID, all=True, tenant="a")),
         ("evict --idle 2h", Evict(ID, idle_s=7200.0)),
         ("evict --idle 0", Evict(ID, idle_s=0.0)),
         (f"pin {DIGEST}", Pin(ID, digest=DIGEST)),
@@ -99,10 +126,16 @@ def run(daemon: DaemonThread, files: dict[str, str], line: str) -> int:
         ("explain BARE --ids", Explain(ID, prompt_ids=(1, 2, 3))),
         (
             "explain --messages TURNS",
-            Explain(ID, messages=(ChatMessage("system", "s"), ChatMessage("user", "u"))),
+            Explain(ID, messages=CONVERSATION),
         ),
         ("register TEXT", Register(ID, text="hello")),
+        ("register --ids IDS", Register(ID, prompt_ids=(1, 2, 3))),
+        ("register --messages TURNS", Register(ID, messages=CONVERSATION)),
         ("stats", GetStats(ID)),
+        ("drain", Drain(ID)),
+        ("resume", Resume(ID)),
+        ("reload", Reload(ID)),
+        ("config", GetConfig(ID)),
     ],
 )
 def test_each_option_reaches_the_daemon(
@@ -125,7 +158,7 @@ def test_each_option_reaches_the_daemon(
 def test_verify_goes_on_until_everything_is_read(
     daemon: DaemonThread, files: dict[str, str], line: str, fields: dict[str, str], capsys: Output
 ) -> None:
-    assert run(daemon, files, line) == 0
+    assert run(daemon, files, line) == 1  # it finds damage
     assert daemon.daemon.requests[1:] == [
         Verify(MessageId(str(number + 1)), first_block=first_block, **fields)  # type: ignore[arg-type]
         for number, first_block in ((1, 0), (2, 2), (3, 3))
@@ -189,6 +222,14 @@ def test_a_prefix_that_leaves_the_cache_while_it_is_verified(
         ("explain --messages ROBOT", "messages: Invalid enum value 'robot'"),
         ("explain --messages TURNS --prefix-id p", "`prefix_id` cannot be given together with"),
         ("warm /nowhere", "/nowhere: No such file or directory"),
+        ("register", "give either a file or --messages"),
+        ("register TEXT --jsonl MANY", "--jsonl stands alone"),
+        ("register --jsonl TEXT", "TEXT, line 1: JSON is malformed"),
+        ("register --jsonl EMPTY", "EMPTY holds no prompt"),
+        ("register --jsonl TWO_IN_ONE", "TWO_IN_ONE, line 2: exactly one of `text`, `prompt_ids`"),
+        ("register --jsonl TYPO", "TYPO, line 1: Object contains unknown field `txt`"),
+        ("evict", "say what is to go: ID, --lru, --bytes"),
+        ("show p-123", "p-123: give 8 digits of the prefix id, or more"),
     ],
 )
 def test_a_wrong_command_line_sends_nothing(
@@ -217,7 +258,7 @@ def test_a_report_is_a_sentence_or_a_json_object(
 def test_warm_computes_and_then_asks_what_is_left(
     daemon: DaemonThread, files: dict[str, str], capsys: Output
 ) -> None:
-    assert run(daemon, files, "warm TEXT") == 0
+    assert run(daemon, files, "warm TEXT") == 4
     assert daemon.daemon.requests[1:] == [
         Generate(ID, prompt="hello", max_tokens=1, temperature=0, stream=False),
         Explain(MessageId("3"), prompt="hello"),
@@ -227,7 +268,7 @@ def test_warm_computes_and_then_asks_what_is_left(
     assert left == (
         "not all of it can be reused now: cached 0 of 9 tokens: nothing cached begins like it"
     )
-    assert run(daemon, files, "warm TEXT --json") == 0
+    assert run(daemon, files, "warm TEXT --json") == 4
     assert json.loads(capsys.readouterr().out)["reusable_tokens"] == 0
 
 
@@ -263,7 +304,7 @@ def test_a_registration_says_what_it_holds(
     reply = Registered(
         ID, prefix_id=PrefixName("p-1"), num_tokens=3, cached_tokens=1, num_bytes=num_bytes
     )
-    monkeypatch.setattr("ipc.sync_client.Client.register", lambda *_: reply)
+    monkeypatch.setattr("ipc.sync_client.Client.register", lambda *_, **__: reply)
     assert run(daemon, files, "register TEXT") == 0
     said = f"p-1: 3 tokens, 1 of them were cached already; {kept}\n"
     assert capsys.readouterr().out == said

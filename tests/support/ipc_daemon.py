@@ -59,6 +59,7 @@ from ipc.messages import (
     Verify,
 )
 from ipc.server import ClientRef, Server
+from tests.support.admin_answers import of_the_daemon
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -173,6 +174,8 @@ class CountingDaemon:
             send(client, _kept_or_explained(message))
         elif isinstance(message, Verify):
             send(client, _verified(message))
+        elif (reply := of_the_daemon(message)) is not None:
+            send(client, reply)
         elif isinstance(message, GetStats):
             send(client, Stats(message.id, stats={"pool": {"num_blocks": 3}}))
         else:

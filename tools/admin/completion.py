@@ -43,9 +43,10 @@ class Completion:
         parser.add_argument("shell", choices=SHELLS, help="which shell")
         parser.add_argument(
             "program",
+            metavar="PROGRAM",
             choices=tuple(PROGRAMS),
             nargs="?",
-            help="whose completion (for bash without: all of them; else rtcache-admin)",
+            help=f"{', '.join(PROGRAMS)} (without, for bash: all of them)",
         )
 
     def run_here(self, args: argparse.Namespace, out: Console) -> Outcome:

@@ -193,7 +193,7 @@ def _lines(reply: Shown) -> Iterator[str]:
         f"({size(entry.num_bytes)}), continued by {counted(reply.num_continued_by, 'block')}"
     )
     yield (
-        f"use      {counted(entry.hits, 'hit')}, cached {short_time(entry.age_s)} ago, last used "
+        f"use      {short_count(entry.hits)} hits, cached {short_time(entry.age_s)} ago, last used "
         f"{short_time(entry.idle_s)} ago, priority {entry.priority}"
     )
 
