@@ -1,0 +1,113 @@
+"""The clients in other languages against a live daemon: each does the same four things.
+
+What such a client needs may be missing here: then its test is skipped and says why. Where
+RTCACHE_CLIENTS=required is set, as in CI, that is a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.support.rtcached import PATIENCE_S
+from tools.daemon_process import DaemonProcess
+
+CLIENTS = Path(__file__).parents[2] / "ipc" / "clients"
+
+
+def lacking(what: str) -> NoReturn:
+    """Skip, or fail where everything must be there."""
+    if os.environ.get("RTCACHE_CLIENTS") == "required":
+        pytest.fail(f"{what}; RTCACHE_CLIENTS=required")
+    pytest.skip(f"{what} (.ci/run installs it)")
+
+
+def need(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            lacking(f"{program} is not installed")
+
+
+def run(*command: str | Path, **env: str) -> str:
+    """Standard output of a command that must succeed."""
+    ended = subprocess.run(
+        [str(word) for word in command],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, ""), ended
+    return ended.stdout
+
+
+def did(output: str) -> dict[str, dict[str, Any]]:
+    """What an example says of itself, by what it did."""
+    lines = [json.loads(line) for line in output.splitlines()]
+    return {line.pop("did"): line for line in lines}
+
+
+def check(said: dict[str, dict[str, Any]]) -> None:
+    """What all examples have in common."""
+    assert list(said) == ["stream", "hit", "cancel", "error"]
+    stream = said["stream"]
+    assert (stream["finish_reason"], stream["usage"]["completion_tokens"]) == ("length", 40)
+    assert stream["messages"] > 2
+    assert stream["text"] != ""
+    assert said["hit"]["cached_tokens"] >= 290
+    assert (said["error"]["code"], said["error"]["retryable"]) == ("invalid_request", False)
+
+
+@pytest.fixture(scope="module")
+def daemon(null_bundle: Path) -> Iterator[DaemonProcess]:
+    with DaemonProcess(null_bundle, "sim:0") as daemon:
+        yield daemon
+
+
+def test_node(daemon: DaemonProcess) -> None:
+    need("node")
+    if not (CLIENTS / "node" / "node_modules" / "zeromq").is_dir():
+        lacking("the npm package zeromq is not installed in ipc/clients/node")
+    said = did(run("node", CLIENTS / "node" / "example.js", daemon.endpoint))
+    check(said)
+    assert said["cancel"] == {"finish_reason": "cancelled"}
+
+
+def has_header(name: str) -> bool:
+    command = ["cc", "-E", "-include", name, "-x", "c", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_c(daemon: DaemonProcess, tmp_path: Path) -> None:
+    need("cc", "make")
+    for header in ("zmq.h", "cjson/cJSON.h"):
+        if not has_header(header):
+            lacking(f"the C header {header} is not installed")
+    sanitizers = "CFLAGS=-g -fsanitize=address,undefined -fno-sanitize-recover"
+    run("make", "-s", "-C", CLIENTS / "c", f"BUILD={tmp_path}", sanitizers)
+    said = did(run(tmp_path / "example", daemon.endpoint))
+    check(said)
+    assert said["cancel"] == {"finish_reason": "cancelled"}
+
+
+def test_shell(daemon: DaemonProcess) -> None:
+    need("bash", "jq")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    said = did(run("bash", CLIENTS / "shell" / "example.sh", daemon.endpoint, PATH=path))
+    check(said)
+    assert said["cancel"] == {"exit_code": 143}
+    assert said["error"]["exit_code"] == 1
+
+
+def test_the_shell_scripts_are_clean() -> None:
+    need("shellcheck")
+    run("shellcheck", "-x", *sorted((CLIENTS / "shell").glob("*.sh")))
