@@ -69,6 +69,7 @@ class Tokenizer:
         added = library.get_added_tokens_decoder()
         special = {i for i, token in added.items() if token.special}
         self._shown = [b"" if i in special else piece for i, piece in enumerate(self._bytes)]
+        self._whole = [_whole_text(piece) for piece in self._shown]
         self.spelling = Spelling(self._bytes, added, state)
         self.bos_token_id = bos_token_id
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -127,7 +128,9 @@ class Tokenizer:
                 first word is kept where a SentencePiece vocabulary would drop it.
         """
         strips = self._rules.strips_leading_space and not is_continuation
-        return TokenDetokenizer(self._shown, self.token_text, strips_leading_space=strips)
+        return TokenDetokenizer(
+            self._shown, self._whole, self.token_text, strips_leading_space=strips
+        )
 
     def ends(self, token_ids: npt.NDArray[np.int32], text: bytes) -> npt.NDArray[np.int32] | None:
         """As `Spelling.ends`, for what `encode` gave: a BOS that it put there takes no room."""
@@ -182,11 +185,12 @@ class Tokenizer:
 class TokenDetokenizer:
     """Turns one answer's token ids into text as they come (`engine.request.Detokenizer`)."""
 
-    __slots__ = ("_decoder", "_shown", "_strips", "token_text")
+    __slots__ = ("_decoder", "_is_plain", "_shown", "_strips", "_whole", "token_text")
 
     def __init__(
         self,
         shown: Sequence[bytes],
+        whole: Sequence[str | None],
         token_text: Callable[[int], str],
         *,
         strips_leading_space: bool,
@@ -195,23 +199,31 @@ class TokenDetokenizer:
 
         Args:
             shown: bytes that each token id adds to the text.
+            whole: the same as text, where they are whole characters; None where they are not.
             token_text: name of a token id.
             strips_leading_space: the first space of the text is dropped.
         """
         self.token_text = token_text
         self._shown = shown
+        self._whole = whole
         self._strips = strips_leading_space
+        #: Nothing is incomplete and nothing to be stripped: a token's text is that of the table.
+        self._is_plain = not strips_leading_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def step(self, token_id: int) -> str:
         """Text that `token_id` completes; empty while a character is still incomplete."""
         if not 0 <= token_id < len(self._shown):
             return ""
+        if self._is_plain and (text := self._whole[token_id]) is not None:
+            return text
         piece = self._shown[token_id]
         if self._strips and piece:
             piece = piece.removeprefix(b" ")
             self._strips = False
-        return self._decoder.decode(piece)
+        text = self._decoder.decode(piece)
+        self._is_plain = not self._strips and not self.is_inside_character
+        return text
 
     @property
     def is_inside_character(self) -> bool:
@@ -253,6 +265,14 @@ class TokenizerSource:
             self.bos_token_id,
             self.eos_token_ids,
         )
+
+
+def _whole_text(piece: bytes) -> str | None:
+    """The text of bytes that are whole characters; None if they are not."""
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 def read_library(path: Path) -> tokenizers.Tokenizer:

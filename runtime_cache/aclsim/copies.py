@@ -105,6 +105,10 @@ def copy_later(
         raise _unaligned(dst)
     if from_device and src % BASE_ALIGN_BYTES:
         raise _unaligned(src)
+    if to_device and from_device:
+        work = partial(_copy, memory, dst, src, count, way)
+        stream.submit("acl.rt.memcpy_async", work, reads=((src, count),), writes=((dst, count),))
+        return
     is_pinned = this_process().host_memory.is_pinned
     if not from_device and not is_pinned(src):
         work = partial(_copy_kept, memory, dst, take_now(src, count), count, way)

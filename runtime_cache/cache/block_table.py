@@ -85,6 +85,11 @@ class BlockTable:
         self.slots: npt.NDArray[np.int32] = np.empty(max_blocks * block_size, dtype=np.int32)
         self._offsets = np.arange(block_size, dtype=np.int32)
 
+    @property
+    def num_reserved(self) -> int:
+        """Tokens that the blocks have room for."""
+        return len(self.blocks) * self.block_size
+
     def append(self, block: BlockId) -> None:
         """Add a block at the end."""
         self.blocks.append(block)

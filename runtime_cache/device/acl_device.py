@@ -25,6 +25,9 @@ from runtime_cache.device.acl_codes import (
 from runtime_cache.device.teardown import Teardown
 from runtime_cache.errors import DeviceLost
 
+#: As pyACL wants it: a plain int. This one is passed for every row of every step.
+_ON_DEVICE = int(CopyKind.DEVICE_TO_DEVICE)
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
@@ -242,7 +245,9 @@ class AclDevice:
         Raises:
             AclError: the driver refused.
         """
-        self._copy(dst, src, num_bytes, CopyKind.DEVICE_TO_DEVICE)
+        code = self.acl.rt.memcpy_async(dst, num_bytes, src, num_bytes, _ON_DEVICE, self.stream)
+        if code:  # `check` itself takes its time, and this is called for every row of a step
+            check("acl.rt.memcpy_async", code, self.acl)
 
     def synchronize(self, timeout_ms: int) -> None:
         """Waits for all queued work (the interpreter runs other threads meanwhile).
@@ -259,12 +264,12 @@ class AclDevice:
         check("acl.rt.memcpy_async", code, self.acl)
 
     @property
-    def _to_device(self) -> CopyKind:
-        return CopyKind.DEVICE_TO_DEVICE if self._shares_memory else CopyKind.HOST_TO_DEVICE
+    def _to_device(self) -> int:
+        return _ON_DEVICE if self._shares_memory else int(CopyKind.HOST_TO_DEVICE)
 
     @property
-    def _to_host(self) -> CopyKind:
-        return CopyKind.DEVICE_TO_DEVICE if self._shares_memory else CopyKind.DEVICE_TO_HOST
+    def _to_host(self) -> int:
+        return _ON_DEVICE if self._shares_memory else int(CopyKind.DEVICE_TO_HOST)
 
     @property
     def _shares_memory(self) -> bool:

@@ -22,9 +22,16 @@ class KvPool:
             AclError: the driver refused; nothing is left.
         """
         self.layout = layout
+        #: What `run_ptr` looks at for every row of a step; of the layout each is a multiplication.
+        self._token_bytes = layout.group_token_bytes
+        self._first_slot = layout.block_size
+        self._end_slot = layout.num_blocks * layout.block_size
         self._teardown = Teardown()
         self._base = device.malloc(layout.pool_bytes)
         self._teardown.push(lambda: device.free(self._base))
+        self._group_ptrs = [
+            self._base + layout.group_offset(group) for group in range(layout.num_groups)
+        ]
         with self._teardown.undo_on_error():
             null_bytes = layout.block_size * layout.group_token_bytes
             for group in range(layout.num_groups):
@@ -32,7 +39,7 @@ class KvPool:
 
     def group_ptr(self, group: int) -> int:
         """Device address of a group: what its pool input is bound to."""
-        return self._base + self.layout.group_offset(group)
+        return self._group_ptrs[group]
 
     def run_ptr(self, group: int, first_slot: int, num_tokens: int) -> int:
         """Device address of a run of slots, to write it or to copy it.
@@ -40,7 +47,9 @@ class KvPool:
         Raises:
             InternalError: the run leaves the blocks or touches the null block.
         """
-        return self._base + self.layout.run_offset(group, first_slot, num_tokens)
+        if not self._first_slot <= first_slot <= first_slot + num_tokens - 1 < self._end_slot:
+            self.layout.run_offset(group, first_slot, num_tokens)  # which says what is wrong
+        return self._group_ptrs[group] + first_slot * self._token_bytes
 
     def close(self) -> None:
         """Frees the pool; no run may be in flight. Idempotent.

@@ -20,7 +20,7 @@ class Answer:
 
     def take(self, sampled: Sampled) -> tuple[EmitTokens, StopResult]:
         """What to show for the next token, and whether the answer ends with it."""
-        token_id = sampled.token_id
+        token_id, reported = sampled
         if self._checker.is_end(token_id):
             rest = self._incomplete()
             result = self._checker.feed(token_id, "")
@@ -29,7 +29,7 @@ class Answer:
             piece = "" if self._detokenizer is None else self._detokenizer.step(token_id)
             result = self._checker.feed(token_id, piece)
             text = result.text
-        logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
+        logprobs = () if reported is None else (reported,)
         return EmitTokens(self._request_id, (token_id,), text, logprobs), result
 
     def rest(self) -> StopResult:

@@ -29,6 +29,8 @@ MaskArray = npt.NDArray[np.float16] | npt.NDArray[np.float32]
 #: of nothing but hidden positions never becomes NaN.
 VISIBLE = 0.0
 HIDDEN = -1e4
+#: From so many one-token rows on, one pass over all of them costs less than one over each.
+_MANY_ROWS = 16
 
 
 class SlotRun(NamedTuple):
@@ -57,8 +59,7 @@ class RowCopy(NamedTuple):
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
+class BatchRow(NamedTuple):
     """One sequence's part of a step.
 
     Attributes:
@@ -168,9 +169,12 @@ def write_inputs(batch: StepBatch, inputs: InputViews, rows_per_slot: int) -> No
         rows_per_slot: pool rows of one token in one layer group (2 * layers in the group).
     """
     num_rows = len(batch.rows)
-    write_row = _write_one_token_row if batch.gear.chunk == 1 else _write_chunk_row
-    for index, row in enumerate(batch.rows):
-        write_row(inputs, index, row, rows_per_slot)
+    if batch.gear.chunk == 1 and num_rows >= _MANY_ROWS:
+        _write_one_token_rows(inputs, batch.rows, rows_per_slot)
+    else:
+        write_row = _write_one_token_row if batch.gear.chunk == 1 else _write_chunk_row
+        for index, row in enumerate(batch.rows):
+            write_row(inputs, index, row, rows_per_slot)
     if num_rows < batch.gear.batch:
         _write_padded_rows(inputs, num_rows)
 
@@ -186,6 +190,25 @@ def _write_one_token_row(inputs: InputViews, index: int, row: BatchRow, rows_per
     mask[num_past:-1] = HIDDEN
     mask[-1] = VISIBLE
     inputs.last[index] = index
+
+
+def _write_one_token_rows(
+    inputs: InputViews, rows: tuple[BatchRow, ...], rows_per_slot: int
+) -> None:
+    """As `_write_one_token_row` for each row, with the arrays' own passes."""
+    num_rows = len(rows)
+    inputs.input_ids[:num_rows, 0] = np.concatenate([row.token_ids for row in rows])
+    num_past = np.array([row.num_past for row in rows])
+    inputs.position_ids[:num_rows, 0] = num_past
+    past_rows = inputs.past_rows[:num_rows]
+    is_past = _positions(past_rows.shape[1]) < num_past[:, None]
+    past_rows[:] = 0
+    past_rows[is_past] = np.concatenate([row.past_slots for row in rows]) * rows_per_slot
+    mask = inputs.mask[:num_rows, 0, 0]
+    mask[:, :-1] = HIDDEN
+    np.copyto(mask[:, :-1], VISIBLE, where=is_past)
+    mask[:, -1] = VISIBLE
+    inputs.last[:num_rows] = _positions(num_rows)
 
 
 def _write_chunk_row(inputs: InputViews, index: int, row: BatchRow, rows_per_slot: int) -> None:
@@ -227,6 +250,12 @@ def _write_padded_rows(inputs: InputViews, num_rows: int) -> None:
     inputs.mask[num_rows:, :, :, :past] = HIDDEN
     inputs.mask[num_rows:, :, :, past:] = _own_only(chunk)
     inputs.last[num_rows:] = np.arange(num_rows, batch) * chunk
+
+
+@lru_cache(maxsize=8)
+def _positions(count: int) -> npt.NDArray[np.int64]:
+    """0 to `count` - 1."""
+    return np.arange(count)
 
 
 # The fp16 tables are exact for both values (10000 is a multiple of fp16's step there, 8).

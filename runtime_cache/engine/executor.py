@@ -377,18 +377,18 @@ class Executor:
     def _queue_appends(self, batch: StepBatch, model: OmModel) -> int:
         """Queues one copy per run of slots and group; returns the token rows they hold."""
         token_bytes = self.layout.group_token_bytes
-        copied_bytes = 0
+        row_bytes = batch.gear.chunk * token_bytes
+        copy, run_ptr = self._device.copy_on_device, self._pool.run_ptr
         for group in range(self.layout.num_groups):
-            outputs_ptr = model.outputs.ptrs[f"new_kv_{group}"]
-            for index, row in enumerate(batch.rows):
-                source = outputs_ptr + index * batch.gear.chunk * token_bytes
+            row_source = model.outputs.ptrs[f"new_kv_{group}"]
+            for row in batch.rows:
+                source = row_source
                 for first_slot, num_tokens in row.appends:
                     num_bytes = num_tokens * token_bytes
-                    target = self._pool.run_ptr(group, first_slot, num_tokens)
-                    self._device.copy_on_device(target, source, num_bytes)
+                    copy(run_ptr(group, first_slot, num_tokens), source, num_bytes)
                     source += num_bytes
-                    copied_bytes += num_bytes
-        return copied_bytes // self.layout.token_bytes
+                row_source += row_bytes
+        return sum([len(row.token_ids) for row in batch.rows])
 
     def _settle(self, timeout_ms: int) -> None:
         """Waits until nothing is queued; only a time-out or a lost device is an error here."""

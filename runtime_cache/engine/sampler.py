@@ -118,8 +118,9 @@ class SamplerState:
 def sample_rows(logits: Logits, states: Sequence[SamplerState]) -> tuple[Sampled | BadLogits, ...]:
     """Choose the next token of each row and count it in the row's state.
 
-    One row after the other, so that a row stays in the processor's cache between its passes. The
-    state of a bad row is not changed.
+    One row after the other, so that a row stays in the processor's cache between its passes; only
+    where every row wants no more than its largest logit, one pass takes them all. The state of a
+    bad row is not changed.
 
     Args:
         logits: [n, V] fp32, one row for each state; not changed.
@@ -129,16 +130,31 @@ def sample_rows(logits: Logits, states: Sequence[SamplerState]) -> tuple[Sampled
     """
     if logits.ndim != 2 or len(logits) != len(states):
         raise ValueError(f"{len(states)} states for logits of shape {logits.shape}")
+    if all(state.is_plain_greedy for state in states):
+        return _largest(logits)
     return tuple(_sample(row, state) for row, state in zip(logits, states, strict=True))
+
+
+def _largest(logits: Logits) -> tuple[Sampled | BadLogits, ...]:
+    """The largest of each row [n, V], as `_sample` chooses it."""
+    ids = logits.argmax(axis=1)
+    values = logits[np.arange(len(logits)), ids]
+    if np.isfinite(values).all():
+        return tuple(map(Sampled, ids.tolist()))
+    return tuple(map(_greedy, ids.tolist(), values.tolist()))
+
+
+def _greedy(best_id: int, best: float) -> Sampled | BadLogits:
+    if math.isfinite(best):
+        return Sampled(best_id)
+    return BadLogits(f"the model's logits are not usable: the largest is {best}")
 
 
 def _sample(logits: Logits, state: SamplerState) -> Sampled | BadLogits:
     """One row [V]; argmax stops at the first NaN, so `best` shows any."""
     best_id, best = _best(logits)
-    if not math.isfinite(best):
-        return BadLogits(f"the model's logits are not usable: the largest is {best}")
-    if state.is_plain_greedy:
-        return Sampled(best_id)
+    if state.is_plain_greedy or not math.isfinite(best):
+        return _greedy(best_id, best)
     token_id = _choose(logits, best_id, best, state)
     if token_id is None:
         return BadLogits("penalties and bias took the largest logit out of float32")

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.gears import GearTable, Role
@@ -194,7 +195,8 @@ class Scheduler:
 
     def _extend_answers(self) -> Stuck | None:
         """Give every running answer room for its next token, the oldest first."""
-        for sequence in tuple(self.running):
+        needy = [s for s in self.running if s.num_tokens > s.blocks().num_reserved]
+        for sequence in needy:
             if sequence.status != "ready":
                 continue  # preempted for an older one just now
             while not sequence.cache.reserve(sequence.blocks(), sequence.num_tokens):
@@ -275,9 +277,13 @@ class Scheduler:
 
     def _decode_rows(self, answering: list[Sequence]) -> list[Sequence]:
         """Those that waited longest, as many as a gear holds with the longest past among them."""
+        longest_past = max(sequence.num_computed for sequence in answering)
+        in_order = sorted(answering, key=attrgetter("last_step"))
+        if len(in_order) <= self._gears.max_batch_at(longest_past):
+            return in_order
         rows: list[Sequence] = []
         longest_past = 0
-        for sequence in sorted(answering, key=lambda s: s.last_step):
+        for sequence in in_order:
             past = max(longest_past, sequence.num_computed)
             if len(rows) < self._gears.max_batch_at(past):
                 rows.append(sequence)
@@ -290,8 +296,8 @@ class Scheduler:
         self._last_step = step_id = StepId(self._last_step + 1)
         self._last_role = role
         self.latencies.note_launch(sequences, now_s)
-        rows = tuple(sequence.launch(step_id, chunk, now_s) for sequence in sequences)
-        return Step(StepBatch(step_id, role, gear, rows), tuple(sequences))
+        rows = [sequence.launch(step_id, chunk, now_s) for sequence in sequences]
+        return Step(StepBatch(step_id, role, gear, tuple(rows)), tuple(sequences))
 
 
 def _commit(sequence: Sequence, *, is_tail: bool) -> None:
@@ -303,6 +309,8 @@ def _commit(sequence: Sequence, *, is_tail: bool) -> None:
     table, num_tokens = sequence.blocks(), sequence.num_reusable
     if not table.is_caching:
         return
+    if not is_tail and num_tokens < (table.num_committed + 1) * table.block_size:
+        return  # nothing new is full, which is the usual case
     num_full = sequence.cache.policy.cacheable(num_tokens) // table.block_size
     if is_tail or num_full > table.num_committed:
         sequence.chain.extend(sequence.tokens)

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from runtime_cache.cache.block_table import BlockTable
+from runtime_cache.cache.block_table import BlockCopy, BlockTable
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.prefix_index import PrefixNode
 from runtime_cache.cache.results import CacheReport, MatchHint
@@ -301,13 +301,13 @@ class Sequence:
         start, end = self.num_computed, self.num_computed + num_fed
         table = self.blocks()
         return BatchRow(
-            request_id=self.request.request_id,
-            token_ids=self._tokens[start:end],
-            num_past=start,
-            past_slots=table.slots[:start],
-            appends=_slot_runs(table, start, end),
-            sampler=self.sampler if end == self.num_tokens else None,
-            copies=_row_copies(table, start),
+            self.request.request_id,
+            self._tokens[start:end],
+            start,
+            table.slots[:start],
+            _slot_runs(table, start, end),
+            self.sampler if end == self.num_tokens else None,
+            () if table.copy is None else _row_copies(table, table.copy, start),
         )
 
     def advance(self, num_fed: int) -> int:
@@ -317,9 +317,12 @@ class Sequence:
             How many of them were prefilled.
         """
         self.move("step_done")
-        num_prefilled = max(0, min(num_fed, self.prefill_end - self.num_computed))
+        start = self.num_computed
+        self.num_computed = start + num_fed
+        if start >= self.prefill_end:
+            return 0
+        num_prefilled = min(num_fed, self.prefill_end - start)
         self.prefilled_tokens += num_prefilled
-        self.num_computed += num_fed
         return num_prefilled
 
     def append(self, token_id: int, now_s: float) -> None:
@@ -331,11 +334,9 @@ class Sequence:
             self.first_token_s = now_s
 
 
-def _row_copies(table: BlockTable, num_past: int) -> tuple[RowCopy, ...]:
+def _row_copies(table: BlockTable, copy: BlockCopy, num_past: int) -> tuple[RowCopy, ...]:
     """What the first step after the admission copies into the end of the past."""
-    if table.copy is None:
-        return ()
-    source, num_tokens = table.copy
+    source, num_tokens = copy
     target_slot = int(table.slots[num_past - num_tokens])
     return (RowCopy(source * table.block_size, target_slot, num_tokens),)
 
@@ -343,6 +344,8 @@ def _row_copies(table: BlockTable, num_past: int) -> tuple[RowCopy, ...]:
 def _slot_runs(table: BlockTable, start: int, end: int) -> tuple[SlotRun, ...]:
     """Where the tokens [start, end) go: one run per block they touch."""
     size = table.block_size
+    if end - start == 1:
+        return (SlotRun(table.blocks[start // size] * size + start % size, 1),)
     runs = []
     while start < end:
         block, offset = divmod(start, size)

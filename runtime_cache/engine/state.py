@@ -316,7 +316,7 @@ class EngineState:
 
     def _on_step_done(self, event: StepDone) -> None:
         step = self._take_step(event.step_id)
-        num_wanted = sum(row.sampler is not None for row in step.batch.rows)
+        num_wanted = sum([row.sampler is not None for row in step.batch.rows])
         if len(event.samples) != num_wanted:
             raise InternalError(
                 f"step {event.step_id} has {len(event.samples)} samples for {num_wanted} rows"
@@ -324,7 +324,7 @@ class EngineState:
         self.latencies.note_step(
             step.batch, step.sequences, event.samples, self._now_s, is_mixed=self._has_leavers
         )
-        if any(isinstance(sample, BadLogits) for sample in event.samples):
+        if BadLogits in map(type, event.samples):
             self._scheduler.withdraw_copies(step)
         samples = iter(event.samples)
         bad: list[tuple[Sequence, BadLogits]] = []

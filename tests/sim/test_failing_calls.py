@@ -7,7 +7,6 @@ lookup says exactly what earlier steps had done; the answer is then right.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -100,7 +99,7 @@ async def sampled(host: Served) -> list[EmitTokens]:
     request = NewRequest(host._new_id(), tokens, SAMPLED, detokenizer=detokenizer)
     host.engine.submit(request, ear)
     assert isinstance(await ear.final, FinishRequest)
-    return [replace(piece, request_id=RequestId(0)) for piece in ear.emitted]
+    return [piece._replace(request_id=RequestId(0)) for piece in ear.emitted]
 
 
 @pytest.mark.parametrize("when", ["call", "run"])
