@@ -46,7 +46,25 @@ class Installed:
 def find_toolkit(host: Host) -> Installed | None:
     """The CANN that the environment names, else the first in its usual places."""
     root = next((root for root in toolkit_roots(host) if host.is_dir(root)), None)
-    return None if root is None else _toolkit(host, root)
+    return None if root is None else toolkit_at(host, root)
+
+
+def toolkit_at(host: Host, root: str) -> Installed:
+    """The CANN in a directory."""
+    info = fields(
+        host.read(os.path.join(root, f"{host.machine}-linux/ascend_toolkit_install.info"))
+    )
+    running = _RUNNING.search(host.read(os.path.join(root, "version.cfg")) or "")
+    component, release = running.groups() if running else ("", "")
+    files = (fields(host.read(os.path.join(root, place))) for place in _VERSION_FILES)
+    plain = next((found["Version"] for found in files if found.get("Version")), "")
+    return Installed(
+        root,
+        version=info.get("version") or release or component or plain,
+        component=component or plain,
+        series=_series(info.get("innerversion", "")),
+        compatible=frozenset(_SERIES.findall(info.get("compatible_version", ""))),
+    )
 
 
 def toolkit_roots(host: Host) -> list[str]:
@@ -117,23 +135,6 @@ def numbers(text: str) -> tuple[int, ...]:
             break
         found.append(int(part))
     return tuple(found)
-
-
-def _toolkit(host: Host, root: str) -> Installed:
-    info = fields(
-        host.read(os.path.join(root, f"{host.machine}-linux/ascend_toolkit_install.info"))
-    )
-    running = _RUNNING.search(host.read(os.path.join(root, "version.cfg")) or "")
-    component, release = running.groups() if running else ("", "")
-    files = (fields(host.read(os.path.join(root, place))) for place in _VERSION_FILES)
-    plain = next((found["Version"] for found in files if found.get("Version")), "")
-    return Installed(
-        root,
-        version=info.get("version") or release or component or plain,
-        component=component or plain,
-        series=_series(info.get("innerversion", "")),
-        compatible=frozenset(_SERIES.findall(info.get("compatible_version", ""))),
-    )
 
 
 def _series(inner: str) -> str:

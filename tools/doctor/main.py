@@ -16,6 +16,7 @@ from tools.doctor.examine import Request, examine
 from tools.doctor.host import Host, Ran, run, this_host
 from tools.doctor.om_file import read_om_file
 from tools.doctor.report import as_json, encode, printable, render, wrap
+from tools.doctor.service_env import service_environment, write_whole
 
 EXIT_OK = 0
 EXIT_PROBLEMS = 1
@@ -27,6 +28,8 @@ examples:
   rtcache-doctor --config rtcached.toml            and for this daemon?
   rtcache-doctor --bundle bundles/llama --device npu:0
   rtcache-doctor om bundles/llama/model.om         what an .om was made for
+  rtcache-doctor env --output /etc/rtcached/cann.env
+                                                   CANN's environment for a unit
 
 run it as the user, and with the environment, that the daemon will have.
 
@@ -43,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     if words[:1] == ["om"]:
         args, command = _om_parser().parse_args(words[1:]), _om
+    elif words[:1] == ["env"]:
+        args, command = _env_parser().parse_args(words[1:]), _env
     else:
         args, command = new_parser().parse_args(words), _examine
     try:
@@ -119,6 +124,22 @@ def _om(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _env(args: argparse.Namespace) -> int:
+    try:
+        found = service_environment(this_host(), args.cann)
+    except ConfigError as error:
+        print(f"rtcache-doctor: {printable(error.message)}", file=sys.stderr)
+        return EXIT_PROBLEMS
+    for note in found.notes:
+        print(f"rtcache-doctor: {printable(note)}", file=sys.stderr)
+    if args.output is None:
+        text = found.text()
+        print(encode(found.variables) if args.json else text.rstrip("\n"), flush=True)
+    else:
+        write_whole(args.output, found.text())
+    return EXIT_OK
+
+
 def _no_om(args: argparse.Namespace, why: str) -> int:
     if args.json:
         print(encode({"file": str(args.file), "error": why}), flush=True)
@@ -130,7 +151,8 @@ def new_parser() -> argparse.ArgumentParser:
     """The command line of rtcache-doctor."""
     parser = argparse.ArgumentParser(
         prog="rtcache-doctor",
-        usage="rtcache-doctor [options]\n       rtcache-doctor om FILE [--json]",
+        usage="rtcache-doctor [options]\n       rtcache-doctor om FILE [--json]\n"
+        "       rtcache-doctor env [--cann DIR] [--output FILE | --json]",
         description="Checks a host: says what is wrong with it and how to mend it.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -160,6 +182,20 @@ def _om_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    return parser
+
+
+def _env_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rtcache-doctor env",
+        description="Prints what CANN's set_env.sh sets, for EnvironmentFile= of a systemd unit.",
+    )
+    parser.add_argument("--cann", metavar="DIR", help="its directory; else it is looked for")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--output", type=Path, metavar="FILE", help="write there, all of it or nothing"
+    )
+    what.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     return parser
 
 
