@@ -16,8 +16,8 @@ from types import TracebackType
 
 import zmq
 
-from ipc.auth import Curve, Principal, ZapHandler, domain_of, may_use
-from ipc.codec import Encoding, Limits, decode_request, encode, sniff
+from ipc.auth import Curve, ZapHandler, domain_of
+from ipc.codec import Limits, decode_request, encode
 from ipc.connections import Connection, Connections
 from ipc.endpoint import IpcAddress, SocketClaim, TcpAddress, parse_endpoint
 from ipc.errors import EndpointError, MalformedMessage
@@ -25,22 +25,19 @@ from ipc.handler import ClientRef as ClientRef
 from ipc.handler import Counters, Handler, LogHook
 from ipc.handler import Role as Role
 from ipc.messages import (
-    ADMIN_REQUESTS,
     AnyReply,
     AnyRequest,
     Error,
-    type_name,
     without_stream,
 )
 from ipc.outbox import Outbox, ParkingLimits
 from ipc.pump import Pump
+from ipc.reception import Reception
 
 #: How often it is looked whether clients are still there [seconds].
 SWEEP_S = 0.5
 #: A server that ends takes what has been sent to it: until nothing has come for so long [seconds].
 _QUIET_S = 0.05
-#: The length of the frame by which ZMQ_REQ_CORRELATE tells replies apart [bytes].
-_CORRELATION_BYTES = 4
 
 
 class Server:
@@ -106,6 +103,7 @@ class Server:
         self.name = f"{role}:{tenant}" if tenant else role
         self.limits = limits or Limits()
         self.counters = Counters()
+        self._reception = Reception(role, tenant, self.name, self._curve)
 
     def __repr__(self) -> str:
         state = "listening" if self._pump else "closed"
@@ -223,7 +221,7 @@ class Server:
         """
         if self._curve is None:
             return 0
-        gone = [c for c in self._connections if not self._is_as_it_was(c)]
+        gone = [c for c in self._connections if not self._reception.is_as_it_was(c)]
         for connection in gone:
             connection.cut()
             self._connections.end(connection.identity)
@@ -260,21 +258,8 @@ class Server:
         """Let nobody connect whose key may not."""
         if self._curve is not None:
             domain = domain_of(self.role, self.tenant)
-            self._zap = ZapHandler(context, domain, lambda key: bool(self._find(key)), self._log)
+            self._zap = ZapHandler(context, domain, self._reception.is_welcome, self._log)
             self._curve.apply(socket, domain)
-
-    def _find(self, key: str) -> Principal | None:
-        """Whom a key stands for at this socket."""
-        principal = None if self._curve is None else self._curve.authority.find(key)
-        is_welcome = principal is not None and may_use(principal, self.role, self.tenant)
-        return principal if is_welcome else None
-
-    def _is_as_it_was(self, connection: Connection) -> bool:
-        principal, ref = self._find(connection.user_id), connection.ref
-        return principal is not None and (
-            ref is None
-            or (ref.key, ref.role, ref.tenant) == (principal.name, principal.role, principal.tenant)
-        )
 
     def _bind(self, socket: zmq.Socket[bytes]) -> None:
         listener_fd = -1
@@ -298,54 +283,18 @@ class Server:
         self.counters.received += 1
         self._heard_s = asyncio.get_running_loop().time()
         payload = frames[-1]
-        client = self._ref(frames)
-        if len(frames) > 1:
-            self._connections[frames[0]].ref = client
+        connection = self._connections.find(frames[0])
+        client = self._reception.ref(frames, connection)
+        if connection is not None:
+            connection.ref = client
         try:
-            self._check_frames(client, frames)
+            self._reception.check_frames(client, frames)
             request = decode_request(payload, self.limits)
-            self._check_role(client, request)
+            self._reception.check_role(client, request)
         except MalformedMessage as refusal:
             self._refuse(client, refusal)
             return
         self._handle(client, without_stream(request) if client.is_delimited else request)
-
-    def _ref(self, frames: Sequence[bytes]) -> ClientRef:
-        """Who sent this: what the socket says, or, by CURVE, what the key says now."""
-        role, tenant, key = self.role, self.tenant, ""
-        if self._curve is not None:
-            connection = self._connections.find(frames[0])
-            principal = None if connection is None else self._find(connection.user_id)
-            role = "user" if principal is None else principal.role
-            tenant = self.tenant if principal is None else principal.tenant
-            key = "" if principal is None else principal.name
-        is_correlated = len(frames) > 3 and len(frames[1]) == _CORRELATION_BYTES and not frames[2]
-        return ClientRef(
-            identity=frames[0],
-            role=role,
-            encoding=sniff(frames[-1]) or Encoding.MSGPACK,
-            is_delimited=is_correlated or (len(frames) > 2 and not frames[1]),
-            tenant=tenant,
-            socket=self.name,
-            key=key,
-            correlation=frames[1] if is_correlated else b"",
-        )
-
-    def _check_frames(self, client: ClientRef, frames: Sequence[bytes]) -> None:
-        if len(frames) != len(client.envelope) + 1:
-            raise MalformedMessage(
-                "bad_frames",
-                "expected one frame with the message, or an empty frame and one with the message",
-            )
-
-    def _check_role(self, client: ClientRef, request: AnyRequest) -> None:
-        if self._curve is not None and not client.key:
-            text = "the key of this connection is not in the daemon's list of keys any more"
-            raise MalformedMessage("forbidden", text, request.id)
-        if client.role != "admin" and isinstance(request, ADMIN_REQUESTS):
-            where = "from administrators' keys" if client.key else "on the admin socket"
-            text = f"`{type_name(request)}` is accepted {where} only"
-            raise MalformedMessage("forbidden", text, request.id)
 
     def _handle(self, client: ClientRef, request: AnyRequest) -> None:
         """Give the request to the handler; its failure costs this request only."""
@@ -360,7 +309,13 @@ class Server:
         self.counters.refused[refusal.code] += 1
         self.send(client, refusal.as_reply())
         # Not the sentence: it quotes what the client sent.
-        self._log("message_refused", {"code": refusal.code})
+        fields = {
+            "code": refusal.code,
+            "message_id": refusal.message_id,
+            "role": self.role,
+            "tenant": client.tenant,
+        }
+        self._log("message_refused", fields)
 
     async def _until_quiet(self, timeout_s: float) -> None:
         """Deliver messages until none has come for a moment, at most so long."""

@@ -167,6 +167,22 @@ def test_a_dealer_that_sends_the_delimiter_gets_it_back(run: Run, endpoint: str)
     run(scene())
 
 
+def test_a_req_that_correlates_gets_its_frame_back(run: Run, endpoint: str) -> None:
+    async def scene() -> None:
+        options = {"REQ_CORRELATE": 1, "REQ_RELAXED": 1}
+        async with CountingDaemon().serve(endpoint):
+            async with raw_client(endpoint, zmq.REQ, **options) as client:
+                await client.send(b'{"type":"generate","id":"g","prompt":"hold"}')
+                for _ in range(2):
+                    assert await client.ask(ping_json()) == PONG
+            async with raw_client(endpoint) as client:
+                await client.send(b"\0\1\2\3", b"", ping_json())
+                frames = await client.socket.recv_multipart()
+                assert frames == [b"\0\1\2\3", b"", encode(PONG, Encoding.JSON)]
+
+    run(scene())
+
+
 # --- messages that are refused ------------------------------------------------------------------
 
 
@@ -178,6 +194,7 @@ def test_a_dealer_that_sends_the_delimiter_gets_it_back(run: Run, endpoint: str)
         ([b"a", ping_json()], "bad_frames", None),
         ([ping_json(), b""], "bad_frames", None),
         ([b"a", b"b", ping_json()], "bad_frames", None),
+        ([b"abc", b"", ping_json()], "bad_frames", None),
         ([b"x"] * 1000, "bad_frames", None),
         ([b'{"type":"ping"}'], "invalid_request", None),
         ([b'{"type":"ping","id":"1","x":1}'], "invalid_request", "1"),
