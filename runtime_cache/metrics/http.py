@@ -31,7 +31,8 @@ log = structlog.get_logger(__name__)
 LOOP_PATIENCE_S = 2.0
 #: How long a connection may take in all [seconds].
 CONNECTION_S = 10.0
-#: How many connections there may be at a time; more are closed at once.
+#: How many connections there may be at a time; for one more the oldest is closed, so that whoever
+#: holds them open does not keep others out.
 MAX_CONNECTIONS = 32
 #: Request line and headers [bytes].
 MAX_HEAD_BYTES = 8192
@@ -94,7 +95,8 @@ class MetricsServer:
         self._daemon = asyncio.get_running_loop()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._connections: set[asyncio.Task[None]] = set()
+        #: Oldest first.
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
@@ -125,17 +127,26 @@ class MetricsServer:
         server = await asyncio.start_server(self._accept, sock=self._socket, limit=MAX_HEAD_BYTES)
         await self._stop.wait()
         server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        for task in list(self._connections):
+            self._drop(task)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0)  # the last of them are told that they are closed
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
+            self._drop(next(iter(self._connections)))
         task = asyncio.ensure_future(self._serve_one(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._connections[task] = writer
+        task.add_done_callback(self._forget)
+
+    def _drop(self, task: asyncio.Task[None]) -> None:
+        """Close a connection, also one that was not looked at yet."""
+        task.cancel()
+        self._connections.pop(task).transport.abort()
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._connections.pop(task, None)
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request and its answer; whatever goes wrong ends this connection only."""
