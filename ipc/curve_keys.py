@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ def is_key(text: str) -> bool:
     """Whether the text is a key as Z85."""
     if len(text) != KEY_CHARS or not text.isascii():
         return False
-    with suppress(ValueError, KeyError, OverflowError):
+    with suppress(ValueError, KeyError, struct.error):
         return len(z85.decode(text.encode("ascii"))) == _KEY_BYTES
     return False
 

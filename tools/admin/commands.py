@@ -7,6 +7,7 @@ from tools.admin.completion import Completion
 from tools.admin.daemon import Config, Drain, Reload, Resume, Stats
 from tools.admin.evicting import Evict
 from tools.admin.keeping import Lease, Pin, Unpin
+from tools.admin.keygen import Keygen
 from tools.admin.listing import List, Show
 from tools.admin.prompts import Explain, Warm
 from tools.admin.registering import Register, Release
@@ -31,5 +32,6 @@ COMMANDS: tuple[Command | LocalCommand, ...] = (
     Resume(),
     Reload(),
     Config(),
+    Keygen(),
     Completion(),
 )
