@@ -51,10 +51,15 @@ class Account:
         return f"missing: {dict(self.owed - self.paid)}, too much: {dict(self.paid - self.owed)}"
 
 
+def has_envelope(head: Frames) -> bool:
+    """Whether these are frames that may stand before a message, and so before its replies."""
+    is_correlated = len(head) == 2 and len(head[0]) == 4
+    return not head or (head[-1] == b"" and (len(head) == 1 or is_correlated))
+
+
 def owed_for(frames: Frames, limits: Limits) -> tuple[bool, str | None]:
     """Whether a message is answered by a last reply, and under which id."""
-    is_plain = len(frames) == 1 or (len(frames) == 2 and frames[0] == b"")
-    if not is_plain:
+    if not has_envelope(frames[:-1]):
         return True, None
     try:
         request = decode_request(frames[-1], limits)
@@ -144,7 +149,7 @@ class FuzzClient:
         """Take all that has come."""
         while self._socket.poll(0):
             frames = self._socket.recv_multipart()
-            assert len(frames) == 1 or (len(frames) == 2 and frames[0] == b""), frames
+            assert has_envelope(frames[:-1]), frames
             reply = decode_reply(frames[-1])
             self.account.kinds[wire.type_name(reply)] += 1
             if isinstance(reply, wire.Tokens):

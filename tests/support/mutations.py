@@ -178,12 +178,15 @@ def framed(chance: random.Random, payload: bytes, corpus: Corpus) -> Sequence[by
     draw = chance.random()
     if draw < 0.80:
         return (payload,)
-    if draw < 0.92:
+    if draw < 0.90:
         return (b"", payload)
+    if draw < 0.92:
+        return (b"corr", b"", payload)
     return chance.choice(
         (
             (payload, b""),
             (b"", b"", payload),
+            (b"corr", b"", payload, b""),
             (b"", payload, payload),
             (payload, chance.choice(corpus.frames)),
             (b"\0", payload),
