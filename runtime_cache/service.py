@@ -137,6 +137,11 @@ class Service:
         """Requests without a final reply, those of vanished clients included."""
         return sum(map(len, self._work.values()))
 
+    @property
+    def num_sessions(self) -> int:
+        """Clients that have a lease."""
+        return len(self._sessions)
+
     # --- what the servers call -----------------------------------------------------------------
 
     def on_message(self, client: ClientRef, message: wire.AnyRequest) -> None:
