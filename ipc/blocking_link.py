@@ -22,13 +22,17 @@ from ipc.session import Call, Session
 
 
 class ClientLink:
-    """Belongs to one thread at a time, but for its heartbeats."""
+    """Belongs to one thread at a time, but for its heartbeats.
+
+    Attributes:
+        endpoint: as given.
+    """
 
     def __init__(self, endpoint: str, options: LinkOptions) -> None:
         """Raises:
         EndpointError: the endpoint is not one.
         """
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._lock = threading.RLock()
         self._dealer = Dealer(endpoint, options.context, options.curve)
         self._link = Link(
@@ -74,7 +78,7 @@ class ClientLink:
             remaining_s = end_s - time.monotonic()
             if remaining_s <= 0:
                 self.give_up(call)
-                raise Timeout(self._endpoint, timeout_s)
+                raise Timeout(self.endpoint, timeout_s)
             self.wait(remaining_s)
         return reply
 

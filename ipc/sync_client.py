@@ -29,9 +29,11 @@ from ipc.dealer import DEFAULT_TIMEOUT_S
 from ipc.endpoint import DEFAULT_ENDPOINT
 from ipc.errors import ProtocolError
 from ipc.link import DEFAULT_WINDOW, LinkOptions
+from ipc.many import DEFAULT_AT_ONCE, Prompt, request_of
 from ipc.messages import AnyRequest, Chat, Generate, type_name
 from ipc.session import Call
 from ipc.sync_client_calls import Calls, R
+from ipc.sync_client_many import Asked, Outcomes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -186,6 +188,42 @@ class Client(Calls):
         """
         fields = {"messages": conversation(messages)} | sampling_fields(sampling)
         return self._stream(Chat, fields, timeout_s)
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_at_once: int = DEFAULT_AT_ONCE,
+        in_order: bool = True,
+        max_tries: int = 3,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Outcomes:
+        """Answer many prompts, some of them at a time.
+
+        Args:
+            prompts: texts, lists of token ids, or mappings with the keyword arguments of `generate`
+                or (with `messages`) of `chat`. Taken as room becomes free.
+            max_at_once: requests that are begun and not handed out yet.
+            in_order: hand outcomes out in the order of the prompts; False: as they end.
+            max_tries: of a request that was refused for now, or lost with its connection.
+            timeout_s: instead of the client's own.
+            **sampling: for all of them; a prompt's own arguments come first.
+        """
+
+        def ask(prompt: Prompt) -> Asked:
+            # All of an answer is kept in any case: holding the daemon up would save nothing.
+            call = self._link.start(*request_of(prompt, sampling), window=None)
+            return Asked(self._link, call, self._patience(timeout_s))
+
+        return Outcomes(
+            prompts,
+            ask,
+            self._link.wait,
+            max_at_once=max_at_once,
+            in_order=in_order,
+            max_tries=max_tries,
+        )
 
     def cancel_all(self) -> None:
         """Give up every unfinished request of this client; does not wait for the daemon."""
