@@ -73,7 +73,7 @@ def _watch(client: Client, args: argparse.Namespace, show: Show) -> None:
             raise
         except IpcError as error:
             if before is not None:
-                show(figures(before), f"{error}; trying again")
+                show(figures(before), f"trying again: {error}")
         else:
             show(figures(now, before), "")
             before = now
