@@ -29,6 +29,7 @@ from ipc.auth import Principal
 from ipc.curve_keys import is_key
 from ipc.handler import Role
 from runtime_cache.errors import ConfigError
+from runtime_cache.quota import Quota
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,20 +38,6 @@ else:
 
 #: Larger files are no lists of keys.
 _MAX_FILE_BYTES = 4 * 1024**2
-
-Limit = Annotated[int, Meta(ge=1, le=10**12)]
-
-
-class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a key may use; absent: without limit.
-
-    Attributes:
-        max_requests: unfinished at a time, over all its connections.
-        tokens_per_minute: of prompts, whether cached or not, and answers.
-    """
-
-    max_requests: Limit | None = None
-    tokens_per_minute: Limit | None = None
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,13 +11,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from runtime_cache.errors import OverQuota
-from runtime_cache.keys import Quota
 
 _MINUTE_S = 60.0
 #: When to try again if too many requests are unfinished, which may end at any time [milliseconds].
 _BUSY_RETRY_MS = 1000
+
+
+Limit = Annotated[int, Meta(ge=1, le=10**12)]
+
+
+class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a key may use; absent: without limit.
+
+    Attributes:
+        max_requests: unfinished at a time, over all its connections.
+        tokens_per_minute: of prompts, whether cached or not, and answers.
+    """
+
+    max_requests: Limit | None = None
+    tokens_per_minute: Limit | None = None
 
 
 @dataclass

@@ -10,7 +10,8 @@ import zmq
 
 from ipc.auth import Principal, domain_of, may_use
 from runtime_cache.errors import ConfigError
-from runtime_cache.keys import Key, Keyring, Quota, read_keys
+from runtime_cache.keys import Key, Keyring, read_keys
+from runtime_cache.quota import Quota
 
 A, B = (zmq.curve_keypair()[0].decode() for _ in range(2))
 WHOLE = f"""

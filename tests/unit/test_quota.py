@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime_cache.errors import OverQuota
-from runtime_cache.keys import Quota
-from runtime_cache.quota import Quotas
+from runtime_cache.quota import Quota, Quotas
 
 
 def quotas(**limits: int) -> Quotas:
