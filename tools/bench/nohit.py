@@ -33,7 +33,7 @@ from runtime_cache.config import CacheConfig
 from runtime_cache.errors import InternalError
 from tools.bench.load import Load, send_all
 from tools.bench.prompts import Prompts
-from tools.bench.stage import median, null_bundle, positive
+from tools.bench.stage import cpu_s, median, null_bundle, positive
 from tools.daemon_process import DaemonProcess
 
 #: Requests that the do-nothing bundle's pool holds: fewer than its 257 token ids, so that a prompt
@@ -181,10 +181,10 @@ class _NoHitBench:
         load = Load(prompts, args.at_once, args.connections, max_tokens=args.answer_tokens)
         with Client(daemon.admin_endpoint, timeout_s=60) as admin:
             evicted_before = admin.stats()["cache"]["evicted_blocks"]
-            cpu_before_s, start_s = _cpu_s(daemon.process.pid), time.perf_counter()
+            cpu_before_s, start_s = cpu_s(daemon.process.pid), time.perf_counter()
             answers = uvloop.run(send_all(daemon.endpoint, load, lambda _: None))
             duration_s = time.perf_counter() - start_s
-            cpu_s = _cpu_s(daemon.process.pid) - cpu_before_s
+            used_s = cpu_s(daemon.process.pid) - cpu_before_s
             evicted_blocks = admin.stats()["cache"]["evicted_blocks"] - evicted_before
         if num_cached := sum(answer.usage.cached_tokens for answer in answers):
             raise InternalError(
@@ -192,14 +192,7 @@ class _NoHitBench:
                 f"vocabulary has first tokens; serve a bundle with a smaller pool"
             )
         num_requests = len(answers)
-        return Run(num_requests / duration_s, cpu_s * 1000 / num_requests, evicted_blocks)
-
-
-def _cpu_s(process_id: int) -> float:
-    """Processor time that a process has used, all its threads together [seconds]."""
-    # Source: the Linux kernel's include/linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK: the clock that
-    # clock_getcpuclockid(3) names.
-    return time.clock_gettime((~process_id << 3) | 2)
+        return Run(num_requests / duration_s, used_s * 1000 / num_requests, evicted_blocks)
 
 
 def _medians(pairs: list[tuple[Run, Run]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import argparse
 import math
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,19 +36,26 @@ class Quiet:
 
 @contextmanager
 def null_bundle(
-    out: Console, *, kv_tokens: int | None = None, context: int | None = None
+    out: Console,
+    *,
+    kv_tokens: int | None = None,
+    context: int | None = None,
+    max_batch: int | None = None,
 ) -> Iterator[Path]:
     """A do-nothing bundle in a temporary directory.
 
     Args:
         kv_tokens: room in its KV pool; None for the default of a conversion.
         context: the longest sequence [tokens]; None for the default.
+        max_batch: the most answers a step writes; None for the default.
     """
     # Imported late: measuring a bundle that exists needs no onnx.
     from om_models.convert import convert
     from om_models.plan import ConvertOptions
 
-    options = ConvertOptions(target="sim", kv_tokens=kv_tokens, context=context)
+    options = ConvertOptions(
+        target="sim", kv_tokens=kv_tokens, context=context, max_batch=max_batch
+    )
     with tempfile.TemporaryDirectory(prefix="rtcache-bench-") as directory:
         path = Path(directory) / "null"
         with out.status("making the do-nothing bundle"):
@@ -65,6 +73,13 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def cpu_s(process_id: int) -> float:
+    """Processor time that a process has used, all its threads together [seconds]."""
+    # Source: the Linux kernel's include/linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK: the clock that
+    # clock_getcpuclockid(3) names.
+    return time.clock_gettime((~process_id << 3) | 2)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
