@@ -202,4 +202,22 @@ def _remove_stale(path: str) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise EndpointError(f"{path} exists and is not a socket; it is left as it is")
+    if _is_served(path):
+        raise EndpointBusy(
+            f"a process serves at {path} and does not hold {path}.lock: another program, or a "
+            f"daemon whose lock file was removed; stop it first"
+        )
     os.unlink(path)
+
+
+def _is_served(path: str) -> bool:
+    """Whether somebody listens on a socket file, as far as can be seen without waiting."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True  # it has no room for one more, or is not ours to ask
+    return True

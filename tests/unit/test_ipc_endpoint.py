@@ -94,6 +94,19 @@ def test_a_stale_socket_is_removed_by_the_next_owner(tmp_path: Path) -> None:
     claim.release()
 
 
+def test_a_socket_that_is_served_stays_though_its_lock_file_was_removed(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    first = SocketClaim(str(path))
+    listener = first.listen(0o600)
+    (tmp_path / "s.lock").unlink()
+    with pytest.raises(EndpointBusy, match="a process serves at .* does not hold .*lock"):
+        SocketClaim(str(path))
+    assert exists(path)
+    os.close(listener)
+    first.release()
+    SocketClaim(str(path)).release()
+
+
 @pytest.mark.parametrize("kind", ["file", "directory", "link"])
 def test_what_is_not_a_socket_stays(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "s"
