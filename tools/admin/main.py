@@ -14,14 +14,14 @@ from ipc.sync_client import Client
 from tools.admin.command import Command, LocalCommand, Outcome
 from tools.admin.commands import COMMANDS
 
-_EXIT_CODES = """\
+EXIT_CODES = """\
 exit codes:
   0 done               1 refused or failed         2 wrong command line or file
   3 no daemon answers  4 done in part, or nothing  130 interrupted
 """
 
 _PROGRAM = Program(
-    "rtcache-admin", "RTCACHE_ADMIN_ENDPOINT", f"{DEFAULT_ENDPOINT}.admin", _EXIT_CODES
+    "rtcache-admin", "RTCACHE_ADMIN_ENDPOINT", f"{DEFAULT_ENDPOINT}.admin", EXIT_CODES
 )
 
 _EXAMPLES = """\
