@@ -20,7 +20,7 @@ from ipc.auth import Curve
 from ipc.codec import Limits
 from ipc.endpoint import SocketClaim, claim_endpoint
 from ipc.server import Role, Server
-from runtime_cache import log
+from runtime_cache import collector, log
 from runtime_cache.config import Config, admin_endpoint
 from runtime_cache.errors import DeviceError, InvalidConfig, RuntimeCacheError
 from runtime_cache.facts import DaemonFacts
@@ -144,7 +144,7 @@ async def _serve(
     """From ready to drained; returns what made it end, None for a signal."""
     config, engine = runtime.config, runtime.engine
     servers: dict[str, Server] = {}
-    facts = DaemonFacts(runtime, servers.values())
+    facts = DaemonFacts(runtime, servers.values(), settings)
     requests = RequestLog(runtime.tokenizer.decode if config.log.prompts else None)
     service = Service(
         engine,
@@ -162,6 +162,7 @@ async def _serve(
             await stack.enter_async_context(server)
         if metrics is not None:
             metrics.attach(MetricsSource(runtime, facts.figures, servers.values(), requests))
+        collector.settle()
         _log_ready(runtime, servers.values())
         settings.follow(lambda: _follow(settings, service, servers.values()))
         reloading = asyncio.ensure_future(_reload_on_signal(settings, signals.reload))

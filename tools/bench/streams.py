@@ -99,7 +99,7 @@ class Streams:
         """
         num_left = sum(not s.num_finals for a in self.answers.values() for s in a.values())
         while num_left and (until_s is None or time.monotonic() < until_s):
-            ready = self._poller.poll(PATIENCE_S * 1000)
+            ready = self._poller.poll(int(PATIENCE_S * 1000))
             if not ready:
                 raise InternalError(f"{num_left} answers do not go on")
             num_tokens = 0
@@ -115,7 +115,7 @@ class Streams:
         with suppress(zmq.Again):
             while True:
                 reply = decode_reply(socket.recv(zmq.NOBLOCK))
-                stream = answers[reply.id]
+                stream = answers[MessageId(reply.id or "")]
                 num_tokens += stream.take(reply)
                 num_ended += stream.num_finals
         return num_ended, num_tokens
