@@ -99,7 +99,7 @@ def test_a_socket_that_is_served_stays_though_its_lock_file_was_removed(tmp_path
     first = SocketClaim(str(path))
     listener = first.listen(0o600)
     (tmp_path / "s.lock").unlink()
-    with pytest.raises(EndpointBusy, match="a process serves at .* does not hold .*lock"):
+    with pytest.raises(EndpointBusy, match=r"a process serves at .* does not hold .*lock"):
         SocketClaim(str(path))
     assert exists(path)
     os.close(listener)
