@@ -1,0 +1,174 @@
+"""The clients' connections: lost, never there, kept by heartbeats, held up by readers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ipc.client import Client as AsyncClient
+from ipc.errors import ConnectionLost, Timeout
+from ipc.messages import Credit, Generate, OpenSession, Ping
+from ipc.sync_client import Client
+from tests.support.ipc_daemon import CountingDaemon, DaemonThread
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/s"
+
+
+def num_opened(daemon: CountingDaemon) -> int:
+    return sum(isinstance(request, OpenSession) for request in daemon.requests)
+
+
+def test_a_blocking_call_ends_when_its_daemon_does(endpoint: str) -> None:
+    with Client(endpoint) as client:
+        for _ in range(2):
+            with DaemonThread(endpoint):
+                pieces = iter(client.generate("begin"))
+                assert next(pieces).text == "x"
+                prefix = client.generate("hold")
+            with pytest.raises(ConnectionLost, match="ask again"):
+                next(pieces)
+            with pytest.raises(ConnectionLost):
+                prefix.result()
+        with DaemonThread(endpoint):
+            assert client.generate("count 2").result().text == "0 1 "
+
+
+async def test_a_harmless_call_outlives_a_restart(endpoint: str) -> None:
+    class Silent(CountingDaemon):
+        def _answer(self, *_: object) -> None:
+            pass
+
+    async with AsyncClient(endpoint) as client:
+        silent = Silent()
+        async with silent.serve(endpoint):
+            waiting = asyncio.ensure_future(client.tokenize("x"))
+            await silent.until(lambda: silent.requests)
+        async with CountingDaemon().serve(endpoint):
+            assert await waiting == (1, 2)
+
+
+async def test_a_call_made_while_the_daemon_is_away_is_answered_by_the_next(endpoint: str) -> None:
+    async with AsyncClient(endpoint) as client:
+        async with CountingDaemon().serve(endpoint):
+            await client.ping()
+            lost = client.generate("hold")
+        with pytest.raises(ConnectionLost):
+            await lost.result()
+        waiting = asyncio.ensure_future(client.generate("count 2").result())
+        await asyncio.sleep(0)
+        async with CountingDaemon().serve(endpoint):
+            assert (await waiting).text == "0 1 "
+
+
+async def test_who_gives_up_before_a_daemon_is_there_leaves_little_behind(endpoint: str) -> None:
+    daemon = CountingDaemon()
+    async with AsyncClient(endpoint, timeout_s=0.001) as client:
+        kept = client.generate("count 2", timeout_s=20)
+        for _ in range(50):
+            with pytest.raises(Timeout):
+                await client.generate("x" * 10_000).result()
+        async with daemon.serve(endpoint):
+            assert (await kept.result()).text == "0 1 "
+    asked = [request for request in daemon.requests if isinstance(request, Generate)]
+    assert len(asked) < 10
+
+
+async def test_an_async_client_with_a_lease_is_heard_of_by_itself(endpoint: str) -> None:
+    daemon = CountingDaemon()
+    async with AsyncClient(endpoint, lease_s=1.0) as client:
+        async with daemon.serve(endpoint):
+            await daemon.until(lambda: num_opened(daemon) >= 3)
+        daemon = CountingDaemon()
+        async with daemon.serve(endpoint):
+            assert (await client.ping()).version == "0.1.0"
+            assert isinstance(daemon.requests[0], OpenSession)
+
+
+def test_a_blocking_client_with_a_lease_is_heard_of_while_it_does_nothing(endpoint: str) -> None:
+    with DaemonThread(endpoint) as daemon, Client(endpoint, lease_s=1.0) as client:
+        daemon.wait_for(lambda seen: num_opened(seen) >= 3)
+        assert client.ping().version == "0.1.0"
+    assert {request.lease_ms for request in sent(daemon, OpenSession)} == {1000}
+
+
+def test_a_blocking_client_with_a_lease_is_heard_of_while_it_waits(endpoint: str) -> None:
+    with (
+        DaemonThread(endpoint) as daemon,
+        Client(endpoint, lease_s=1.0) as client,
+        pytest.raises(Timeout),
+    ):
+        client.generate("hold", timeout_s=1.0).result()
+    assert num_opened(daemon.daemon) >= 2
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+def test_a_client_that_nobody_closes_takes_its_thread_along(endpoint: str) -> None:
+    client = Client(endpoint, lease_s=1.0)
+    (heart,) = [thread for thread in threading.enumerate() if thread.name == "rtcache-lease"]
+    client.generate("hold")
+    del client
+    gc.collect()
+    heart.join(10)
+    assert not heart.is_alive()
+
+
+@pytest.mark.parametrize("lease_s", [0.5, 3601, float("nan")])
+def test_a_lease_that_is_none(endpoint: str, lease_s: float) -> None:
+    for client in (Client, AsyncClient):
+        with pytest.raises(ValueError, match="lease_s must be from 1 to 3600 seconds"):
+            client(endpoint, lease_s=lease_s)
+
+
+@pytest.fixture
+def daemon(endpoint: str) -> Iterator[DaemonThread]:
+    with DaemonThread(endpoint) as thread:
+        yield thread
+
+
+def sent(daemon: DaemonThread, kind: type) -> list:
+    return [request for request in daemon.daemon.requests if isinstance(request, kind)]
+
+
+@pytest.mark.parametrize(
+    ("window", "credit", "grants"), [(4, 4, [2] * 5), (1, 1, [1] * 10), (None, None, [])]
+)
+def test_a_reader_grants_what_it_has_read(
+    endpoint: str,
+    daemon: DaemonThread,
+    window: int | None,
+    credit: int | None,
+    grants: list[int],
+) -> None:
+    with Client(endpoint, window=window) as client:
+        pieces = iter(client.generate("count 10"))
+        for number in range(10):
+            assert next(pieces).text == f"{number} "
+        list(pieces)
+        client.ping()
+    (asked,) = sent(daemon, Generate)
+    assert asked.credit == credit
+    # The counting daemon sends all at once, so the end of the answer may have come before.
+    given = [request.credit for request in sent(daemon, Credit)]
+    assert given == grants[: len(given)]
+
+
+def test_many_clients_that_come_and_go_leave_nothing(endpoint: str, daemon: DaemonThread) -> None:
+    before = threading.active_count()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(endpoint, lease_s=5)) for _ in range(20)]
+        assert [client.ping().version for client in clients] == ["0.1.0"] * 20
+        assert threading.active_count() == before + 20
+    assert len(sent(daemon, Ping)) == 20
+    for thread in threading.enumerate():
+        if thread.name == "rtcache-lease":
+            thread.join(10)
+    assert threading.active_count() == before
