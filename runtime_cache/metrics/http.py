@@ -20,7 +20,7 @@ import structlog
 
 from runtime_cache.errors import ConfigError
 from runtime_cache.metrics.address import Address, parse_listen
-from runtime_cache.metrics.exposition import metrics_page
+from runtime_cache.metrics.exposition import CONTENT_TYPE, metrics_text
 from runtime_cache.metrics.health import Health, HealthPage, health_page, ready_page
 from runtime_cache.metrics.samples import Sample, samples
 from runtime_cache.metrics.snapshot import MetricsSnapshot
@@ -70,7 +70,6 @@ class Request(NamedTuple):
 
     method: str
     path: str
-    accept: str = ""
 
 
 _NO_REQUEST = Request("", "")
@@ -180,7 +179,7 @@ class MetricsServer:
         if request.method not in ("GET", "HEAD"):
             return _plain(405, "GET and HEAD are answered\n")
         if request.path == "/metrics":
-            return await self._metrics(request.accept)
+            return await self._metrics()
         page = health_page if request.path == "/health" else ready_page
         return _page(page(await self._health()))
 
@@ -193,7 +192,7 @@ class MetricsServer:
         except asyncio.TimeoutError:
             return Health("unresponsive")
 
-    async def _metrics(self, accept: str) -> Response:
+    async def _metrics(self) -> Response:
         source = self._source
         if source is None:
             return _page(ready_page(Health("loading")))
@@ -203,8 +202,7 @@ class MetricsServer:
         except asyncio.TimeoutError:
             return _page(health_page(Health("unresponsive")))
         waited = Sample("rtcache_scrape_wait_seconds", (), time.monotonic() - begun_s)
-        page = metrics_page([*samples(snapshot), waited], accept)
-        return Response(200, page.body, page.content_type)
+        return Response(200, metrics_text([*samples(snapshot), waited]), CONTENT_TYPE)
 
     async def _ask(self, question: Callable[[], Answer]) -> Answer:
         """What the daemon's event loop answers.
@@ -253,17 +251,11 @@ async def metrics_server(listen: str) -> AsyncIterator[MetricsServer | None]:
 
 
 def parse_head(head: bytes) -> Request:
-    """Request line and headers; of what is not HTTP both are empty."""
-    lines = head.decode("latin-1").split("\r\n")
-    words = lines[0].split(" ")
+    """What the request line says; of what is not HTTP both are empty. Headers do not matter."""
+    words = head.decode("latin-1").partition("\r\n")[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
         return _NO_REQUEST
-    accept = ""
-    for line in lines[1:]:
-        name, _, value = line.partition(":")
-        if name.lower() == "accept":
-            accept = value.strip()
-    return Request(words[0], words[1].partition("?")[0], accept)
+    return Request(words[0], words[1].partition("?")[0])
 
 
 def _listen(address: Address) -> socket.socket:
