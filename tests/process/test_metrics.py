@@ -29,6 +29,8 @@ from tools.daemon_process import DaemonProcess
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text("utf-8")
 ROW = re.compile(r"^\| `([\w:]+)` \| (counter|gauge|histogram) \| ([^|]*)\| (.*) \|$", re.MULTILINE)
+#: An option that a text names; not a file's name.
+OPTION = re.compile(r"(?<!/)\b(cache|engine|device|ipc)\.([a-z_]+)")
 PROMPT = "You are a help desk. " * 10  # 210 tokens
 TENANT = """
 [[tenants]]
@@ -333,16 +335,16 @@ def test_draining_is_seen_from_outside(null_bundle: Path) -> None:
         RawClient(daemon.endpoint) as client,
     ):
         address = daemon.wait_for("metrics_listening")["address"]
-        client.send(type="generate", id="a", prompt="x", max_tokens=1500, ignore_eos=True)
+        client.send(type="generate", id="a", prompt="x", max_tokens=4000, ignore_eos=True)
         assert client.receive()["type"] == "tokens"
         daemon.process.send_signal(signal.SIGTERM)
         daemon.wait_for("draining")
-        health = scrape.get(address, "/health")
-        if "draining" in health.text:
-            assert health.status == 200
-            assert "1 are unfinished" in health.text
-        assert client.last_reply()["type"] == "done"
+        health, ready = scrape.get(address, "/health"), scrape.get(address, "/ready")
+        client.send(type="cancel", id="c", target="a")
         assert daemon.wait() == 0
+    assert (health.status, ready.status) == (200, 503)
+    reason = "reason: new requests are refused, 1 are unfinished"
+    assert health.text.splitlines() == ready.text.splitlines() == ["draining", reason]
 
 
 def test_an_address_in_use_stops_the_daemon(null_bundle: Path, tmp_path: Path) -> None:
