@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -66,7 +66,9 @@ def page(caches: Mapping[TenantName, CacheManager], query: EntryQuery) -> Page:
 
     Of one block the keeps come in the order in which they were made, before what else is equal.
     """
-    found = [f for f in _all_of(caches) if _is_meant(f, query)]
+    found = _all_of(caches)
+    if query != EntryQuery(query.limit, query.offset, query.sort, query.is_reversed):
+        found = [f for f in found if _is_meant(f, query)]
     full = [f for f in found if f.node is not None]
     empty = [f for f in found if f.node is None]
     stop = len(found) if query.limit is None else query.offset + query.limit
@@ -101,14 +103,15 @@ def end_of(cache: CacheManager, keep: Keep) -> PrefixNode | None:
     return next((node for node in nodes if node is not None), None)
 
 
-def _all_of(caches: Mapping[TenantName, CacheManager]) -> Iterator[_Found]:
+def _all_of(caches: Mapping[TenantName, CacheManager]) -> list[_Found]:
+    found: list[_Found] = []
     for tenant, cache in caches.items():
         kept = [_Found(tenant, end_of(cache, keep), keep) for keep in cache.keeps]
-        yield from kept
-        ends = {found.node for found in kept}
-        for node in cache.index:
-            if not node.children and node not in ends:
-                yield _Found(tenant, node, None)
+        ends = {each.node for each in kept}
+        leaves = (node for node in cache.index if not node.children)
+        found += kept
+        found += [_Found(tenant, node, None) for node in leaves if node not in ends]
+    return found
 
 
 def _is_meant(found: _Found, query: EntryQuery) -> bool:
@@ -143,9 +146,11 @@ def _num_blocks(found: _Found) -> int:
 
 def _num_hits(found: _Found) -> int:
     node = found.node
-    while node is not None and node.parent is not None:
-        node = node.parent
-    return 0 if node is None else node.num_hits
+    if node is None:
+        return 0
+    while (parent := node.parent) is not None:
+        node = parent
+    return node.num_hits
 
 
 def _num_tokens(found: _Found) -> int:
