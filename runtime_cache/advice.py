@@ -29,6 +29,14 @@ class CacheFigures:
     max_kept_blocks: int
 
 
+def insecure_warning(endpoint: str) -> str:
+    """What is to be said of a TCP port without protection."""
+    return (
+        f"{endpoint} is open without CURVE (ipc.insecure_tcp): whoever reaches it may use the "
+        f"daemon and read along; docs/security.md tells how to protect it"
+    )
+
+
 def cache_warnings(figures: CacheFigures) -> Iterator[str]:
     """What is to be said of one tenant's cache."""
     whose = f"tenant {figures.tenant!r}: " if figures.tenant else ""

@@ -20,6 +20,7 @@ from runtime_cache import __version__
 from runtime_cache.cache.listing import EntryQuery, page
 from runtime_cache.cache.results import BlockFacts, CacheEntry, KeepKind, ShownEntry
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
+from runtime_cache.reload import Settings
 from runtime_cache.runtime import Runtime
 from runtime_cache.stats import DaemonStats
 
@@ -39,12 +40,15 @@ class DaemonFacts:
         figures: what `stats` says.
     """
 
-    def __init__(self, runtime: Runtime, servers: Iterable[Server]) -> None:
+    def __init__(
+        self, runtime: Runtime, servers: Iterable[Server], settings: Settings | None = None
+    ) -> None:
         """Args:
         servers: looked at whenever stats are asked for.
+        settings: keys and what they used; None: there are none.
         """
         self._runtime = runtime
-        self.figures = DaemonStats(runtime, servers)
+        self.figures = DaemonStats(runtime, servers, settings)
         self._versions = _versions()
         self.digest = runtime.manifest.digest
         self.block_size = runtime.layout.block_size

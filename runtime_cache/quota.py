@@ -53,21 +53,34 @@ class _Use:
 
 
 class Quotas:
-    """The uses of all keys, by name; they outlive a reload of the list."""
+    """The uses of all keys, by name; they outlive a reload of the list.
+
+    Attributes:
+        num_refused: requests that were over a quota.
+    """
 
     def __init__(self, quota_of: Callable[[str], Quota]) -> None:
         """Args:
         quota_of: what the key of a name may use now.
         """
         self._quota_of = quota_of
+        self.num_refused = 0
         self._uses: dict[str, _Use] = {}
 
     def take(self, name: str, now_s: float) -> None:
         """Count a new request of a key; `give_back` when it has ended.
 
         Raises:
-            OverQuota: it is not counted.
+            OverQuota: it is not counted, but as one more that was refused.
         """
+        try:
+            self._check(name, now_s)
+        except OverQuota:
+            self.num_refused += 1
+            raise
+        self._uses[name].num_requests += 1
+
+    def _check(self, name: str, now_s: float) -> None:
         quota = self._quota_of(name)
         use = self._uses.setdefault(name, _Use())
         if quota.max_requests is not None and use.num_requests >= quota.max_requests:
@@ -78,7 +91,6 @@ class Quotas:
             )
         if quota.tokens_per_minute is not None:
             self._check_tokens(use, quota.tokens_per_minute, now_s)
-        use.num_requests += 1
 
     def give_back(self, name: str) -> None:
         """A request that was taken has ended."""

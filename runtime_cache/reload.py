@@ -21,6 +21,7 @@ from runtime_cache.config import Config
 from runtime_cache.errors import ConfigError, InvalidConfig
 from runtime_cache.keys import Key, Keyring, read_keys
 from runtime_cache.options import Loaded
+from runtime_cache.quota import Quotas
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +61,7 @@ class Settings:
     Attributes:
         loaded: the configuration, and where each value came from.
         keyring: the keys that may connect by CURVE.
+        quotas: what they have used.
     """
 
     def __init__(self, load: Callable[[], Loaded]) -> None:
@@ -72,6 +74,7 @@ class Settings:
         self._load = load
         self.loaded = load()
         self.keyring = Keyring()
+        self.quotas = Quotas(self.keyring.quota)
         self._followers: list[Callable[[], None]] = []
 
     @property

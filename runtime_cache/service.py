@@ -119,7 +119,7 @@ class Service:
         #: May be replaced at any time.
         self.defaults = defaults
         self._settings = settings
-        self._quotas = Quotas(Keyring().quota if settings is None else settings.keyring.quota)
+        self._quotas = Quotas(Keyring().quota) if settings is None else settings.quotas
         self._send = send
         self._clock = clock
         self._requests = requests

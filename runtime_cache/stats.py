@@ -13,11 +13,12 @@ import msgspec
 
 from ipc.server import Server
 from runtime_cache import __version__
-from runtime_cache.advice import CacheFigures, cache_warnings, memory_warning
+from runtime_cache.advice import CacheFigures, cache_warnings, insecure_warning, memory_warning
 from runtime_cache.cache.results import CacheCounters
 from runtime_cache.engine.snapshot import EngineSnapshot, TenantSnapshot
 from runtime_cache.ids import TenantName
 from runtime_cache.metrics.histogram import Summary, summarize
+from runtime_cache.reload import Settings
 from runtime_cache.runtime import Runtime
 
 #: Over which percentiles are taken [seconds]; of much traffic only the latest part is remembered.
@@ -27,12 +28,16 @@ _WINDOW_S = 300
 class DaemonStats:
     """Figures of one running daemon."""
 
-    def __init__(self, runtime: Runtime, servers: Iterable[Server]) -> None:
+    def __init__(
+        self, runtime: Runtime, servers: Iterable[Server], settings: Settings | None = None
+    ) -> None:
         """Args:
         servers: looked at whenever figures are asked for.
+        settings: keys and what they used; None: there are none.
         """
         self._runtime = runtime
         self._servers = servers
+        self._settings = settings
         self._started_s = time.monotonic()
         self._block_size = runtime.layout.block_size
 
@@ -77,7 +82,8 @@ class DaemonStats:
                 "probes": _plain(runtime.executor.probes),
                 "memory": self._memory(),
             },
-            "ipc": {_server_name(server): _plain(server.counters) for server in self._servers},
+            "ipc": {server.name: _plain(server.counters) for server in self._servers},
+            "security": self._security(),
         }
 
     def warnings(self) -> Iterator[str]:
@@ -140,7 +146,20 @@ class DaemonStats:
             "is_low": memory.is_low,
         }
 
+    def _security(self) -> dict[str, Any]:
+        """Who may connect over TCP; null keys: no CURVE."""
+        settings = self._settings
+        has_keys = settings is not None and bool(settings.config.ipc.keys_file)
+        return {
+            "insecure_tcp": [server.endpoint for server in self._servers if server.is_insecure],
+            "num_keys": len(settings.keyring.keys) if settings and has_keys else None,
+            "quota_refusals": settings.quotas.num_refused if settings else 0,
+        }
+
     def _warnings(self, snapshot: EngineSnapshot) -> Iterator[str]:
+        for server in self._servers:
+            if server.is_insecure:
+                yield insecure_warning(server.endpoint)
         memory = self._runtime.memory
         if memory.is_low and memory.info is not None:
             yield memory_warning(memory.info.free_bytes, memory.low_bytes)
@@ -191,11 +210,6 @@ def _percentiles(summary: Summary) -> dict[str, float | None]:
     names = summary._fields[1:]
     in_ms = [None if value is None else round(value * 1000, 3) for value in values]
     return {"num": num_samples, **dict(zip(names, in_ms, strict=True))}
-
-
-def _server_name(server: Server) -> str:
-    """`user`, `admin`, or `user:` and the tenant's name."""
-    return f"{server.role}:{server.tenant}" if server.tenant else server.role
 
 
 def _plain(counters: object) -> dict[str, Any]:

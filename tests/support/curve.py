@@ -32,12 +32,14 @@ class KeyFolder:
 
     Attributes:
         list: path of the list.
+        config: path of the daemon's configuration, to be written by the test.
         server: the daemon's secret file.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.list = directory / "keys.toml"
+        self.config = directory / "rtcached.toml"
         _, self.server = make_key_files(directory, "server")
 
     def pair(self, name: str) -> KeyPair:
@@ -78,10 +80,7 @@ def curve_options(folder: KeyFolder) -> dict[str, str]:
 @contextmanager
 def keyed_daemon(bundle: Path, folder: KeyFolder, **options: str) -> Iterator[DaemonProcess]:
     """A daemon on TCP with the keys of the folder; its endpoints are those that it has bound."""
-    config = folder.directory / "rtcached.toml"
-    if not config.exists():
-        config.write_text(TENANTS)
-    flags = curve_options(folder) | {"config": str(config)} | options
+    flags = curve_options(folder) | {"config": str(folder.config)} | options
     flags.setdefault("ipc_admin_endpoint", f"ipc://{folder.directory}/admin")
     with DaemonProcess(bundle, "sim:0", **flags) as daemon:
         endpoints = daemon.wait_for("ready")["endpoints"]
