@@ -3,7 +3,7 @@
 Exit codes: 0 ended cleanly, 1 the device failed at the start, 2 wrong configuration, bundle or
 endpoint, 3 the engine broke in service (a bug), 4 the device was lost in service or was not given
 back, 5 the device hung in service, 6 the device has too little memory for the bundle, 130 or 143
-ended at once by a second SIGINT or SIGTERM. After 3, 4 and 5 a service manager should start it
+ended at once by a second SIGINT or SIGTERM. After 1, 3, 4 and 5 a service manager should start it
 again. What is between start and end is in `serving`.
 """
 
