@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
+import structlog
+
 from ipc import messages as wire
 from runtime_cache.cache.listing import EntryQuery
 from runtime_cache.cache.results import Keep, KeepKind, ShownEntry
 from runtime_cache.errors import InvalidRequest
 from runtime_cache.evicting import EvictEngine, EvictFacts, Eviction
 from runtime_cache.ids import PrefixId, TenantName
+
+log = structlog.get_logger(__name__)
 
 Question = (
     wire.ListEntries | wire.Show | wire.Pin | wire.Unpin | wire.GetStats | wire.Drain | wire.Resume
@@ -88,13 +92,17 @@ class AdminDesk:
                 return self._pin(message)
             case wire.Unpin():
                 keep = self._engine.unpin(self.tenant(message.tenant), message.digest)
+                log.info("unpinned", tenant=message.tenant, digest=keep.digest)
                 return wire.Unpinned(id=message.id, digest=keep.digest)
             case wire.GetStats():
                 return wire.Stats(id=message.id, stats=self._facts.stats())
             case wire.Drain():
-                return wire.Draining(id=message.id, num_unfinished=self._engine.start_drain())
+                num_unfinished = self._engine.start_drain()
+                log.info("drain_started", unfinished=num_unfinished)
+                return wire.Draining(id=message.id, num_unfinished=num_unfinished)
             case wire.Resume():
                 self._engine.end_drain()
+                log.info("drain_ended")
                 return wire.Resumed(id=message.id)
 
     def eviction(self, message: wire.Evict) -> Eviction:
@@ -149,6 +157,7 @@ class AdminDesk:
     def _pin(self, message: wire.Pin) -> wire.Pinned:
         keep = self._engine.pin(self.tenant(message.tenant), message.digest, message.ttl_s)
         left_s = None if keep.expires_s is None else keep.expires_s - self._clock()
+        log.info("pinned", tenant=message.tenant, digest=keep.digest, for_s=message.ttl_s)
         return wire.Pinned(
             id=message.id,
             digest=keep.digest,

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import structlog
+
 from ipc import messages as wire
 from runtime_cache.cache.results import Evicted
 from runtime_cache.ids import TenantName
+
+log = structlog.get_logger(__name__)
 
 #: How many blocks go at once: some tens of milliseconds.
 _PART_BLOCKS = 4096
@@ -95,6 +99,14 @@ class Eviction:
         return most
 
     def _reply(self, last: Evicted) -> wire.Evicted:
+        if not self._message.dry_run:
+            log.info(
+                "evicted",
+                tenant=self._message.tenant,
+                blocks=self._num_evicted,
+                in_use_blocks=last.num_in_use,
+                kept_blocks=last.num_kept,
+            )
         return wire.Evicted(
             id=self._message.id,
             num_blocks=self._num_evicted,

@@ -12,7 +12,7 @@ from typing import ClassVar
 from rich.console import Console
 from rich.live import Live
 
-from ipc.command_line import print_json
+from ipc.command_line import Terminated, print_json
 from ipc.errors import IpcError, ServerError
 from ipc.sync_client import Client
 from tools.admin.command import Outcome, lifetime
@@ -58,6 +58,8 @@ class Top:
         try:
             with _shown(out, args) as show:
                 _watch(client, args, show)
+        except Terminated:
+            raise
         except KeyboardInterrupt:
             pass  # the way to end it
         return Outcome(None)
