@@ -303,19 +303,21 @@ class Server:
         except Exception as error:
             text = "the daemon failed on this request; its log has the details"
             self.send(client, Error(id=request.id, code="internal", message=text, retryable=False))
-            self._handler_failed("on_message", error)
+            self._handler_failed("on_message", error, request.id)
 
     def _refuse(self, client: ClientRef, refusal: MalformedMessage) -> None:
         self.counters.refused[refusal.code] += 1
         self.send(client, refusal.as_reply())
         # Not the sentence: it quotes what the client sent.
-        fields = {
-            "code": refusal.code,
-            "message_id": refusal.message_id,
-            "role": self.role,
-            "tenant": client.tenant,
-        }
-        self._log("message_refused", fields)
+        self._log(
+            "message_refused",
+            {
+                "code": refusal.code,
+                "message_id": refusal.message_id,
+                "role": self.role,
+                "tenant": client.tenant,
+            },
+        )
 
     async def _until_quiet(self, timeout_s: float) -> None:
         """Deliver messages until none has come for a moment, at most so long."""
@@ -391,9 +393,9 @@ class Server:
         except Exception as error:
             self._handler_failed(name, error)
 
-    def _handler_failed(self, where: str, error: Exception) -> None:
+    def _handler_failed(self, where: str, error: Exception, message_id: str | None = None) -> None:
         self.counters.handler_errors += 1
-        self._log("handler_failed", {"where": where, "error": error})
+        self._log("handler_failed", {"where": where, "error": error, "message_id": message_id})
 
 
 def _log_nothing(event: str, fields: Mapping[str, object]) -> None:

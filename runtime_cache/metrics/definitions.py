@@ -34,7 +34,7 @@ def _table(
 _MODEL = ("model_name",)
 _PEER = ("model_name", "tenant")
 _TENANT = ("tenant",)
-_SOCKET = ("socket", "tenant")
+_SOCKET = ("socket",)
 
 DEFINITIONS: dict[str, Definition] = dict(
     (
@@ -297,8 +297,22 @@ DEFINITIONS: dict[str, Definition] = dict(
                 "rtcache_ipc_received_messages_total": "Messages that came, bad ones included.",
                 "rtcache_ipc_sent_messages_total": "Messages handed to ZeroMQ.",
                 "rtcache_ipc_handler_errors_total": "Messages that failed in the daemon: bugs.",
-                "rtcache_ipc_clients_gone_total": "Sends to a client that had disconnected.",
-                "rtcache_ipc_slow_readers_total": "Sends to a client whose queue was full.",
+                "rtcache_ipc_clients_gone_total": "Connections that have ended.",
+                "rtcache_ipc_unreachable_replies_total": "Replies to clients that had gone.",
+                "rtcache_ipc_slow_readers_total": "How often a client did not read its replies.",
+                "rtcache_ipc_parked_replies_total": "Replies that were kept for such a client.",
+                "rtcache_ipc_dropped_replies_total": "Replies to such a client that were too many, "
+                "or that it never took.",
+            },
+        ),
+        *_table(
+            "gauge",
+            _SOCKET,
+            {
+                "rtcache_ipc_connections": "Connections that have sent something and are still "
+                "there.",
+                "rtcache_ipc_waiting_replies": "Replies that are kept for clients that do not "
+                "read.",
             },
         ),
         *_table(

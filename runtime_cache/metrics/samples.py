@@ -190,13 +190,18 @@ SOCKET_COUNTERS = {
     "sent": "rtcache_ipc_sent_messages_total",
     "handler_errors": "rtcache_ipc_handler_errors_total",
     "clients_gone": "rtcache_ipc_clients_gone_total",
+    "unreachable": "rtcache_ipc_unreachable_replies_total",
     "slow_readers": "rtcache_ipc_slow_readers_total",
+    "parked": "rtcache_ipc_parked_replies_total",
+    "dropped": "rtcache_ipc_dropped_replies_total",
 }
 
 
 def _sockets(now: MetricsSnapshot) -> Iterator[Sample]:
     for socket in now.sockets:
-        labels = (socket.role, tenant_label(socket.tenant))
+        labels = (socket.name,)
+        yield Sample("rtcache_ipc_connections", labels, socket.num_connections)
+        yield Sample("rtcache_ipc_waiting_replies", labels, socket.num_parked)
         for counter, metric in SOCKET_COUNTERS.items():
             yield Sample(metric, labels, socket.counts[counter])
         for code, number in socket.refused.items():

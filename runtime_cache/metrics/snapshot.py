@@ -31,15 +31,17 @@ class Identity(NamedTuple):
 
 
 class SocketFigures(NamedTuple):
-    """One socket's counters.
+    """One socket's gauges and counters.
 
     Attributes:
+        name: `user`, `admin`, or `user:` and the tenant that has a socket of its own.
         counts: name of the counter → value.
         refused: error code → messages.
     """
 
-    role: str
-    tenant: str
+    name: str
+    num_connections: int
+    num_parked: int
     counts: Mapping[str, int]
     refused: Mapping[str, int]
 

@@ -92,4 +92,5 @@ class MetricsSource:
 def _figures(server: Server) -> SocketFigures:
     counters = server.counters
     counts = {name: getattr(counters, name) for name in SOCKET_COUNTERS}
-    return SocketFigures(server.role, server.tenant, counts, dict(counters.refused))
+    refused = dict(counters.refused)
+    return SocketFigures(server.name, server.num_connections, server.num_parked, counts, refused)

@@ -8,19 +8,20 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import Metric
 
+from ipc.handler import Counters
 from ipc.sync_client import Client
 from runtime_cache.config import Config
 from runtime_cache.engine.snapshot import EngineCounters
 from runtime_cache.errors import RuntimeCacheError
 from runtime_cache.metrics.definitions import DEFINITIONS, Definition
-from runtime_cache.metrics.samples import DEFAULT_LABEL
+from runtime_cache.metrics.samples import DEFAULT_LABEL, SOCKET_COUNTERS
 from tests.support import scrape
 from tests.support.rtcached import RawClient, run, wait_until_idle
 from tests.support.scrape import ADDED_LABELS, ADDED_SERIES, Query, value
@@ -247,6 +248,20 @@ def test_every_counter_of_the_engine_is_a_metric(watched: Watched) -> None:
     assert found == {
         name: engine[name] for name in EngineCounters.__slots__ if name not in by_reason
     }
+
+
+def test_every_counter_of_a_socket_is_a_metric(watched: Watched) -> None:
+    assert {field.name for field in fields(Counters)} == {*SOCKET_COUNTERS, "refused"}
+    for name, counters in watched.stats["ipc"].items():
+        for counter, metric in SOCKET_COUNTERS.items():
+            found = value(watched.families, metric, socket=name)
+            # Asking for the stats was a message; and clients of before may just have been missed.
+            is_late = counter == "clients_gone" or (name, counter) == ("admin", "received")
+            assert found <= counters[counter] if is_late else found == counters[counter]
+        for code, number in counters["refused"].items():
+            metric = "rtcache_ipc_refused_messages_total"
+            assert value(watched.families, metric, socket=name, code=code) == number
+    assert set(watched.stats["ipc"]) == {"user", "admin", "user:team"}
 
 
 def test_metrics_are_what_the_log_says_request_by_request(watched: Watched) -> None:

@@ -38,7 +38,8 @@ def test_ready_serve_stop(null_bundle: Path, tmp_path: Path):
     # Lock files stay: removing them would let two daemons lock two different files.
     assert left_in(tmp_path) == ["s.admin.lock", "s.lock"]
     names = [event["event"] for event in daemon.events]
-    assert names[names.index("ready") :] == ["ready", "signal", "draining", "drained", "stopped"]
+    ends = ["ready", "request_done", "signal", "draining", "drained", "stopped"]
+    assert names[names.index("ready") :] == ends
     assert daemon.process.returncode == 0
 
 
