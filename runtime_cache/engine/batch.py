@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from om_models.manifest import Gear
 from runtime_cache.engine.gears import Role
@@ -59,7 +60,7 @@ class RowCopy(NamedTuple):
     num_tokens: int
 
 
-class BatchRow(NamedTuple):
+class BatchRow(Struct, frozen=True):
     """One sequence's part of a step.
 
     Attributes:

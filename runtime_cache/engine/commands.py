@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from msgspec import Struct
 
 from runtime_cache.cache.prefix_index import PrefixNode
 from runtime_cache.cache.results import CacheReport, Evicted, Keep, ShownEntry
@@ -38,7 +40,7 @@ class RunStep:
     batch: StepBatch
 
 
-class EmitTokens(NamedTuple):
+class EmitTokens(Struct, frozen=True):
     """New answer tokens of a request.
 
     Attributes:

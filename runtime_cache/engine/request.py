@@ -1,12 +1,16 @@
-"""A request's parameters and results, as the engine sees them. Pure data."""
+"""A request's parameters and results, as the engine sees them. Pure data.
+
+What is made for every token is a msgspec `Struct`: of all that is frozen it is the quickest made.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from runtime_cache.cache.policy import DEFAULT_PRIORITY
 from runtime_cache.cache.results import CacheReport
@@ -111,7 +115,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-class Sampled(NamedTuple):
+class Sampled(Struct, frozen=True):
     """The sampler's choice for one row of a batch."""
 
     token_id: int

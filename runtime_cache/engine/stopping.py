@@ -9,12 +9,13 @@ Not here: the end by `max_tokens`, by the context's length, by deadline or cance
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from runtime_cache.engine.request import SamplingParams
 
 
-class StopResult(NamedTuple):
+class StopResult(Struct, frozen=True):
     """What one token did.
 
     Attributes:

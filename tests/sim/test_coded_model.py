@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from om_models.bundle import Bundle
 from om_models.manifest import Gear
@@ -65,7 +66,7 @@ def wrong(row: BatchRow, place: int, slot: int) -> BatchRow:
     """The row with another slot at one place of its past."""
     slots = row.past_slots.copy()
     slots[place] = slot
-    return row._replace(past_slots=slots)
+    return replace(row, past_slots=slots)
 
 
 def test_a_row_of_another_position_is_reported(executor: Executor) -> None:
@@ -100,7 +101,7 @@ def test_a_wrong_read_taints_what_is_computed_from_it(executor: Executor) -> Non
     """So that it is found at the next logits, if its own were not asked for."""
     fed = filled(executor, [1, 2, 3])
     bad = fed.feed(9)
-    executor.run(step(ONE, wrong(bad, 2, bad.past_slots[3])._replace(sampler=None)))
+    executor.run(step(ONE, replace(wrong(bad, 2, bad.past_slots[3]), sampler=None)))
     positions, rows, total, others = report(executor, fed.feed(10))
     assert (positions, rows, total) == (0, 0, right_report(fed.ids)[2])
     assert others == -2 * SPEC.num_layers * executor.layout.row_elements // 4
@@ -109,7 +110,7 @@ def test_a_wrong_read_taints_what_is_computed_from_it(executor: Executor) -> Non
 def test_a_wrong_position_of_the_query_is_reported(executor: Executor) -> None:
     fed = filled(executor, [1, 2, 3])
     row = fed.feed(9)
-    short = row._replace(num_past=7, past_slots=row.past_slots[1:])
+    short = replace(row, num_past=7, past_slots=row.past_slots[1:])
     positions, _, _, _ = report(executor, short)
     copies = 2 * SPEC.num_layers * executor.layout.row_elements // 4
     assert positions == -7 * copies  # each of seven rows is one place off
@@ -128,7 +129,7 @@ def test_copied_rows_are_whole(num_tokens: int, executor: Executor) -> None:
 def test_a_copy_from_the_wrong_place_is_reported(executor: Executor) -> None:
     first, second = filled(executor, [1, 2]), Fed([6, 7])
     second.adopt(first, 3)
-    row = second.feed(9)._replace(copies=(RowCopy(BLOCK + 1, 6 * BLOCK, 3),))
+    row = replace(second.feed(9), copies=(RowCopy(BLOCK + 1, 6 * BLOCK, 3),))
     positions, rows, _, others = report(executor, row)
     copies = 2 * SPEC.num_layers * executor.layout.row_elements // 4
     assert (positions, rows, others) == (-3 * copies, 0, 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from runtime_cache.aclsim import faults, inspect
 from runtime_cache.device.acl_device import AclDevice
@@ -131,7 +132,7 @@ def test_several_runs_of_several_rows(open_executor: Opener) -> None:
         chat.adopt(first, num_tokens)
     rows = [chat.feed(10 + place) for place, chat in enumerate(chats)]
     two_runs = (RowCopy(2 * BLOCK, 5 * BLOCK, 1), RowCopy(2 * BLOCK + 1, 5 * BLOCK + 1, 2))
-    rows[2] = rows[2]._replace(copies=two_runs)
+    rows[2] = replace(rows[2], copies=two_runs)
     assert executor.run(step(FOUR, *rows)).tolist() == [chat.logits() for chat in chats]
     assert executor.counters["decode"] == RoleCounters(
         1, rows_appended=3, rows_padded=1, rows_copied=3 + 1 + 3
@@ -180,7 +181,7 @@ def test_a_copy_from_outside_the_blocks_is_our_bug(source: int, open_executor: O
     second.adopt(first, 3)
     row = second.feed(4)
     with pytest.raises(InternalError, match="not for tokens"):
-        executor.run(step(SMALL, row._replace(copies=(RowCopy(source, 2 * BLOCK, 3),))))
+        executor.run(step(SMALL, replace(row, copies=(RowCopy(source, 2 * BLOCK, 3),))))
     assert not executor.is_in_flight
     assert executor.run(step(SMALL, row)).tolist() == [second.logits()]
 
@@ -193,7 +194,7 @@ def test_a_copy_that_is_not_at_the_end_of_the_past_reaches_no_device(
     executor.run(step(SMALL, first.feed(1, 2, 3)))
     second.adopt(first, 3)
     calls.clear()
-    bad = second.feed(4)._replace(copies=(RowCopy(BLOCK, 3 * BLOCK, 3),))
+    bad = replace(second.feed(4), copies=(RowCopy(BLOCK, 3 * BLOCK, 3),))
     with pytest.raises(InternalError, match="do not fill the end"):
         executor.run(step(SMALL, bad))
     assert calls == []

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from om_models.bundle import Bundle
 from runtime_cache.aclsim import faults, inspect
@@ -99,7 +100,7 @@ async def sampled(host: Served) -> list[EmitTokens]:
     request = NewRequest(host._new_id(), tokens, SAMPLED, detokenizer=detokenizer)
     host.engine.submit(request, ear)
     assert isinstance(await ear.final, FinishRequest)
-    return [piece._replace(request_id=RequestId(0)) for piece in ear.emitted]
+    return [replace(piece, request_id=RequestId(0)) for piece in ear.emitted]
 
 
 @pytest.mark.parametrize("when", ["call", "run"])
