@@ -246,8 +246,8 @@ def test_all_faults_of_a_configuration_are_listed(tmp_path: Path):
     assert (ended.code, ended.out) == (2, "")
     assert ended.complaint.splitlines() == [
         "rtcached: configuration is wrong:",
-        f"  - {path}: unknown section [cahce]; known: model, device, ipc, cache, engine, sim, log, "
-        "tenants",
+        f"  - {path}: unknown section [cahce]; known: model, device, ipc, cache, engine, sim, "
+        "metrics, log, daemon, tenants",
         f"  - {path}: unknown key cache.blok_size; did you mean cache.block_size?",
         "  - environment RTCACHE_CACHE_BLOCK_SIZ: no such option",
         f"  - {path}: cache.enable = 'yes': Expected `bool`, got `str`",
