@@ -20,15 +20,9 @@ from runtime_cache.work import Work
 log = structlog.get_logger(__name__)
 
 
-#: Messages that are answered at once and change something.
-_CHANGING = (
-    wire.Release,
-    wire.Pin,
-    wire.Unpin,
-    wire.Drain,
-    wire.Resume,
-    wire.Reload,
-)
+#: Messages that are answered at once and change something. What operators changed has a line of its
+#: own, where it is done.
+_CHANGING = (wire.Release, wire.Pin, wire.Unpin, wire.Drain, wire.Resume, wire.Reload)
 
 
 class Used(NamedTuple):
@@ -101,6 +95,8 @@ class RequestLog:
             return
         kind, outcome = wire.type_name(message), outcome_of(reply)
         self.outcomes[Outcome(client.tenant, kind, outcome)] += 1
+        if outcome == "ok" and isinstance(message, wire.ADMIN_REQUESTS):
+            return
         log.info(
             "request_done",
             tenant=client.tenant,

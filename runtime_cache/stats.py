@@ -83,7 +83,7 @@ class DaemonStats:
                 "memory": self._memory(),
             },
             "ipc": {server.name: _plain(server.counters) for server in self._servers},
-            "security": self._security(),
+            "security": self.security(),
         }
 
     def warnings(self) -> Iterator[str]:
@@ -146,7 +146,7 @@ class DaemonStats:
             "is_low": memory.is_low,
         }
 
-    def _security(self) -> dict[str, Any]:
+    def security(self) -> dict[str, Any]:
         """Who may connect over TCP; null keys: no CURVE."""
         settings = self._settings
         has_keys = settings is not None and bool(settings.config.ipc.keys_file)

@@ -131,6 +131,22 @@ DEFINITIONS: dict[str, Definition] = dict(
                 "(seconds).",
             },
         ),
+        # -- who may connect ------------------------------------------------------------------
+        *_table(
+            "gauge",
+            (),
+            {
+                "rtcache_keys": "Keys in the list of those that may connect over TCP; 0 without "
+                "CURVE.",
+                "rtcache_insecure_sockets": "TCP sockets without CURVE: whoever reaches them is "
+                "served.",
+            },
+        ),
+        *_table(
+            "counter",
+            (),
+            {"rtcache_quota_refusals_total": "Requests refused because a key's quota was used up."},
+        ),
         # -- requests -------------------------------------------------------------------------
         *_table(
             "gauge",
@@ -298,6 +314,8 @@ DEFINITIONS: dict[str, Definition] = dict(
                 "rtcache_ipc_sent_messages_total": "Messages handed to ZeroMQ.",
                 "rtcache_ipc_handler_errors_total": "Messages that failed in the daemon: bugs.",
                 "rtcache_ipc_clients_gone_total": "Connections that have ended.",
+                "rtcache_ipc_connections_cut_total": "Connections that were cut because there were "
+                "too many.",
                 "rtcache_ipc_unreachable_replies_total": "Replies to clients that had gone.",
                 "rtcache_ipc_slow_readers_total": "How often a client did not read its replies.",
                 "rtcache_ipc_parked_replies_total": "Replies that were kept for such a client.",

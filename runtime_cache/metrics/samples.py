@@ -70,6 +70,9 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Sample]:
         yield Sample("rtcache_state", (state,), state == now.state)
     yield Sample("rtcache_uptime_seconds", (), now.uptime_s)
     yield Sample("rtcache_warnings", (), now.num_warnings)
+    yield Sample("rtcache_keys", (), now.security.num_keys)
+    yield Sample("rtcache_insecure_sockets", (), now.security.num_insecure)
+    yield Sample("rtcache_quota_refusals_total", (), now.security.num_over_quota)
     yield Sample("rtcache_block_size_tokens", (), what.block_size)
     yield Sample("rtcache_block_bytes", (), what.block_bytes)
 
@@ -190,6 +193,7 @@ SOCKET_COUNTERS = {
     "sent": "rtcache_ipc_sent_messages_total",
     "handler_errors": "rtcache_ipc_handler_errors_total",
     "clients_gone": "rtcache_ipc_clients_gone_total",
+    "connections_cut": "rtcache_ipc_connections_cut_total",
     "unreachable": "rtcache_ipc_unreachable_replies_total",
     "slow_readers": "rtcache_ipc_slow_readers_total",
     "parked": "rtcache_ipc_parked_replies_total",

@@ -46,6 +46,20 @@ class SocketFigures(NamedTuple):
     refused: Mapping[str, int]
 
 
+class SecurityFigures(NamedTuple):
+    """Who may connect.
+
+    Attributes:
+        num_keys: that may connect over TCP.
+        num_insecure: TCP sockets where everybody may.
+        num_over_quota: requests refused because a key's quota was used up.
+    """
+
+    num_keys: int
+    num_insecure: int
+    num_over_quota: int
+
+
 class Outcome(NamedTuple):
     """How requests ended: see `rtcache_requests_total`."""
 
@@ -101,6 +115,7 @@ class MetricsSnapshot:
     memory_bytes: Mapping[str, int]
     is_memory_low: bool
     sockets: tuple[SocketFigures, ...]
+    security: SecurityFigures
 
 
 def copy_histograms(

@@ -14,6 +14,7 @@ from runtime_cache.metrics.samples import SOCKET_COUNTERS
 from runtime_cache.metrics.snapshot import (
     Identity,
     MetricsSnapshot,
+    SecurityFigures,
     SocketFigures,
     copy_histograms,
 )
@@ -78,7 +79,13 @@ class MetricsSource:
             memory_bytes=self._memory_bytes(),
             is_memory_low=memory.is_low,
             sockets=tuple(map(_figures, self._servers)),
+            security=self._security(),
         )
+
+    def _security(self) -> SecurityFigures:
+        found = self._stats.security()
+        num_insecure = len(found["insecure_tcp"])
+        return SecurityFigures(found["num_keys"] or 0, num_insecure, found["quota_refusals"])
 
     def _memory_bytes(self) -> dict[str, int]:
         """What is known of the device's memory."""

@@ -3,6 +3,7 @@
 Only literals are understood, so that the list of events stays one that can be read off the source:
 `log.info("event", field=...)` of a structlog logger, and the hook of `ipc`, which is called as
 `self._log("event", {"field": ...})`, or `self._log_of("event", client)` for what is about a client.
+The dict may have a name that it was given just before.
 A function that hands on `(event, **fields)` is no call of its own.
 """
 
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 METHODS = ("debug", "info", "warning", "error", "exception", "critical", "log")
+#: How far above its use a dict is looked for [lines].
+_NEAR = 8
 #: What the server adds about a client.
 CLIENT_FIELDS = frozenset({"role", "tenant", "identity", "key"})
 
@@ -59,7 +62,10 @@ def _calls(path: Path) -> Iterator[LogCall]:
                 yield LogCall(where, event, level, fields)
         elif ast.unparse(node.func) == "self._log" and ast.unparse(node.args[0]) != "event":
             (event,) = _events(node.args[0], where)
-            yield LogCall(where, event, "warning", frozenset(_keys(node.args[1], where)))
+            fields = node.args[1]
+            if isinstance(fields, ast.Name):
+                fields = _assigned(tree, fields, node.lineno)
+            yield LogCall(where, event, "warning", frozenset(_keys(fields, where)))
         elif ast.unparse(node.func) == "self._log_of":
             (event,) = _events(node.args[0], where)
             yield LogCall(where, event, "warning", CLIENT_FIELDS)
@@ -71,6 +77,16 @@ def _loggers(tree: ast.Module) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and "structlog.get_logger" in ast.unparse(node.value):
             found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+def _assigned(tree: ast.Module, name: ast.Name, line: int) -> ast.expr:
+    """What the name was last given in the lines just before; itself if nothing."""
+    found: ast.expr = name
+    for node in ast.walk(tree):
+        is_near = isinstance(node, ast.Assign) and line - _NEAR <= node.lineno < line
+        if is_near and ast.unparse(node.targets[0]) == name.id:
+            found = node.value
     return found
 
 
