@@ -83,13 +83,14 @@ class Latencies:
 
         Args:
             sequences: those of its rows; those that waited longest come first.
-            is_mixed: some of them may have been answered meanwhile.
+            is_mixed: not all of them have use for their token: some were answered meanwhile, or
+                have bad logits.
         """
         self.steps[batch.role].observe(now_s, now_s - self._step_begun_s)
         if not samples:
             return  # a chunk that does not end its prompt
         last_s = sequences[0].last_token_s
-        is_mixed = is_mixed or len(samples) != len(sequences) or BadLogits in map(type, samples)
+        is_mixed = is_mixed or len(samples) != len(sequences)
         if not is_mixed and last_s is not None and last_s == sequences[-1].last_token_s:
             self.inter_token.observe(now_s, now_s - last_s, len(sequences))
             return

@@ -321,10 +321,12 @@ class EngineState:
             raise InternalError(
                 f"step {event.step_id} has {len(event.samples)} samples for {num_wanted} rows"
             )
+        has_bad = BadLogits in map(type, event.samples)
+        is_mixed = has_bad or self._has_leavers
         self.latencies.note_step(
-            step.batch, step.sequences, event.samples, self._now_s, is_mixed=self._has_leavers
+            step.batch, step.sequences, event.samples, self._now_s, is_mixed=is_mixed
         )
-        if BadLogits in map(type, event.samples):
+        if has_bad:
             self._scheduler.withdraw_copies(step)
         samples = iter(event.samples)
         bad: list[tuple[Sequence, BadLogits]] = []

@@ -115,3 +115,20 @@ def test_what_libraries_log_is_an_event() -> None:
     fields = json.loads(line)
     assert (fields["event"], fields["level"]) == ("library_log", "error")
     assert (fields["library"], fields["text"]) == ("asyncio", "task 3 failed")
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("\udc80", "\udc80"),
+        (float("nan"), None),
+        (Path("/x"), "PosixPath('/x')"),
+        ({1: 2}, {"1": 2}),
+    ],
+)
+def test_whatever_is_logged_is_json(value: object, written: object) -> None:
+    stream = io.StringIO()
+    log.configure(LogConfig(), stream, {})
+    structlog.get_logger().info("odd", value=value)
+    (line,) = lines_of(stream)
+    assert json.loads(line)["value"] == written
