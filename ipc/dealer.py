@@ -10,6 +10,7 @@ daemon unless it is sent again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -46,6 +47,23 @@ _REFUSALS: dict[int, str] = {
 #: chance, of a daemon that is being stopped, once or twice.
 _MAX_BROKEN_HANDSHAKES = 3
 _WRONG_SERVER_KEY = "it ends the handshake: the server key is not its public key, most likely"
+
+
+#: A client needs three sockets of its context; libzmq's own limit, 1023, were few hundred clients.
+_MAX_SOCKETS = 16_384
+
+
+class _SharedContext(zmq.Context["zmq.Socket[bytes]"]):
+    """The process-wide context of clients that are given none; `instance()` makes it anew after a
+    fork.
+    """
+
+    _instance = None
+    _instance_pid = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
 
 
 class Dealer:
@@ -148,7 +166,7 @@ class Dealer:
 
 def _unconnected(context: zmq.Context[zmq.Socket[bytes]] | None) -> zmq.Socket[bytes]:
     """A DEALER that never keeps a program from ending and notices a peer that is silently gone."""
-    socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
+    socket = (context or _SharedContext.instance()).socket(zmq.DEALER)
     # Closing drops what is unsent; a daemon that is away must not keep the program alive.
     socket.set(zmq.LINGER, 0)
     # Requests wait in memory while the daemon is away; their calls time out.

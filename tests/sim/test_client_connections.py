@@ -172,3 +172,11 @@ def test_many_clients_that_come_and_go_leave_nothing(endpoint: str, daemon: Daem
         if thread.name == "rtcache-lease":
             thread.join(10)
     assert threading.active_count() == before
+
+
+def test_hundreds_of_clients_fit_into_a_process(endpoint: str, daemon: DaemonThread) -> None:
+    """libzmq's own limit of sockets would be reached by 341."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(endpoint)) for _ in range(400)]
+        assert {client.ping().version for client in clients} == {"0.1.0"}
+    assert len(sent(daemon, Ping)) == 400
