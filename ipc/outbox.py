@@ -20,8 +20,10 @@ import zmq
 from ipc.handler import ClientRef, Counters
 from ipc.pump import Pump
 
-#: How often it is tried again whether a client has read something [seconds].
-RETRY_S = 0.05
+#: How soon it is tried again whether a client has read something; twice as long after every try
+#: in vain, up to the second one [seconds].
+_MIN_RETRY_S = 0.001
+_MAX_RETRY_S = 0.05
 #: A client for which something is parked, and that has read nothing for so long, is a slow reader
 #: [seconds].
 PATIENCE_S = 2.0
@@ -79,6 +81,7 @@ class Outbox:
         self._parked: dict[bytes, _Parked] = {}
         self._num_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._retry_s = _MIN_RETRY_S
 
     @property
     def num_parked(self) -> int:
@@ -111,7 +114,7 @@ class Outbox:
         """Wait until nothing is parked, at most so long."""
         give_up_s = self._loop.time() + timeout_s
         while self._parked and self._loop.time() < give_up_s:
-            await asyncio.sleep(RETRY_S / 5)
+            await asyncio.sleep(_MIN_RETRY_S)
             self._retry()
 
     def stop(self) -> None:
@@ -182,18 +185,22 @@ class Outbox:
         self._parked.pop(parked.client.identity, None)
         return True
 
-    def _retry(self) -> None:
+    def _retry(self) -> bool:
+        """Try all; whether anybody has read something."""
+        num_before = self.num_parked
         for parked in list(self._parked.values()):
             is_stuck = not self._flush(parked) and not parked.is_slow
             if is_stuck and self._loop.time() - parked.waits_since_s >= PATIENCE_S:
                 self._declare_slow(parked)
+        return self.num_parked < num_before
 
     def _retry_later(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(RETRY_S, self._on_timer)
+            self._timer = self._loop.call_later(self._retry_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._retry()
+        has_progress = self._retry()
+        self._retry_s = _MIN_RETRY_S if has_progress else min(2 * self._retry_s, _MAX_RETRY_S)
         if self._parked:
             self._retry_later()

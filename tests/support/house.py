@@ -10,6 +10,7 @@ from typing import Any
 
 from ipc.client import Client
 from ipc.messages import AnyRequest, MessageId, Tokens
+from ipc.outbox import ParkingLimits
 from ipc.server import ClientRef, Server
 from om_models.bundle import Bundle
 from runtime_cache.engine.batch import StepBatch
@@ -128,15 +129,22 @@ async def ask(client: Client, prompt: str = QUESTION, **options: Any) -> Any:
 
 @asynccontextmanager
 async def open_house(
-    bundle: Bundle, path: Path, *, max_queued_replies: int = 4096, **changes: Any
+    bundle: Bundle,
+    path: Path,
+    *,
+    max_queued_replies: int = 4096,
+    parking: ParkingLimits | None = None,
+    **changes: Any,
 ) -> AsyncIterator[House]:
     """A house that serves at `ipc://<path>/s`, configured by `config_for`.
 
     Args:
-        max_queued_replies: replies that a client may leave unread before it is a slow reader.
+        max_queued_replies: replies that a client may leave unread before they are parked.
+        parking: what may be parked before it is a slow reader.
     """
     async with opened_runtime(config_for(bundle, **changes)) as runtime:
-        house = House(runtime, f"ipc://{path}/s", max_queued_replies=max_queued_replies)
+        options = {"max_queued_replies": max_queued_replies, "parking": parking}
+        house = House(runtime, f"ipc://{path}/s", **options)
         async with house.server:
             yield house
             await house.service.close()
