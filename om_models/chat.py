@@ -2,8 +2,8 @@
 
 A template comes with a checkpoint, so it is a stranger's program: it runs in Jinja's sandbox, which
 keeps it from Python's internals, and with bounds on what it is fed, on each loop and on what it may
-produce. Those who send messages cannot exceed these; whoever installs a bundle still trusts its
-template with processor time and memory, since nothing stops a loop inside a loop.
+produce. Nothing here stops a loop inside a loop: a daemon has its template in `chat_process`, which
+bounds time and memory as well.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
@@ -30,8 +30,22 @@ class ChatTemplateError(ValueError):
     """The messages are wrong, or the template is, or it refuses the messages."""
 
 
+class Renderer(Protocol):
+    """Lays conversations out.
+
+    Attributes:
+        may_wait: `render` waits for another process, and is not for an event loop.
+    """
+
+    @property
+    def may_wait(self) -> bool: ...
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str: ...
+
+
 class ChatTemplate:
     """One model's chat template, compiled once. May be used from any thread."""
+
+    may_wait = False
 
     def __init__(
         self,
@@ -74,7 +88,7 @@ class ChatTemplate:
             ChatTemplateError: the messages or their number or size are wrong, the template refuses
                 or fails, or the result is too long.
         """
-        _check_messages(messages)
+        check_messages(messages)
         try:
             pieces = self._template.generate(
                 messages=[dict(message) for message in messages],
@@ -88,6 +102,8 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template refuses the messages: {error}") from error
         except ChatTemplateError:
             raise
+        except MemoryError as error:
+            raise ChatTemplateError("the chat template took too much memory") from error
         except Exception as error:  # a template can fail in every way a program can
             raise ChatTemplateError(f"the chat template failed: {error}") from error
 
@@ -108,6 +124,18 @@ def with_tokens(source: str, **tokens: str | None) -> str:
         if text is not None and re.search(rf"\b{name}\b", source)
     ]
     return "".join([*used, source])
+
+
+def check_syntax(source: str) -> None:
+    """Read a template, without compiling it or working anything out.
+
+    Raises:
+        ChatTemplateError: the source is not a template.
+    """
+    try:
+        _environment().parse(source)
+    except Exception as error:  # beside Jinja's errors also RecursionError
+        raise ChatTemplateError(f"the chat template is not valid: {error}") from error
 
 
 class _Refused(Exception):
@@ -211,7 +239,12 @@ def _join(pieces: Any) -> str:
     return "".join(texts)
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
+def check_messages(messages: Sequence[Message]) -> None:
+    """Number, size and form of the messages.
+
+    Raises:
+        ChatTemplateError: they are wrong.
+    """
     if not messages:
         raise ChatTemplateError("there are no messages")
     if len(messages) > MAX_MESSAGES:

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from ipc import messages as wire
-from om_models.chat import ChatTemplate, ChatTemplateError
+from om_models.chat import ChatTemplateError, Renderer
 from om_models.tokenizer import Tokenizer, TokenizerError
 from runtime_cache.engine.request import SamplingParams, TokenArray
 from runtime_cache.errors import InvalidRequest, UnknownPrefix
@@ -54,10 +54,17 @@ class Intake:
     """
 
     tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
+    chat_template: Renderer | None
     vocab_size: int
     prefixes: dict[PrefixId, TokenArray] = field(default_factory=dict)
     memory: TextMemory | None = field(default_factory=TextMemory)
+
+    def may_wait(self, message: Prompted) -> bool:
+        """Whether reading it waits for the process of the chat template."""
+        has_turns = isinstance(message, wire.Chat) or (
+            isinstance(message, wire.Tokenize | wire.Register) and message.messages is not None
+        )
+        return has_turns and self.chat_template is not None and self.chat_template.may_wait
 
     def read(self, message: Prompted) -> Prompt:
         """The whole prompt's token ids.
@@ -156,6 +163,8 @@ class Intake:
             text = self.chat_template.render(plain, add_generation_prompt=is_open)
         except ChatTemplateError as error:
             raise InvalidRequest(f"messages: {error}") from error
+        if self.memory is not None:
+            _ = self._has_space_before_answers  # asked now, since `remember` must not wait
         # The template writes the begin-of-text token itself where the model wants one.
         return self._encode(text, self._memory_for(message), add_bos=False, is_chat=True)
 

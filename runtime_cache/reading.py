@@ -1,6 +1,7 @@
-"""Tokenises long texts on a worker thread, beside the event loop, one after the other.
+"""Tokenises long texts and conversations on a worker thread, beside the event loop, one after the
+other.
 
-Short ones are read by the service itself: they cost less than the hop. Tenants take turns, each
+Short texts are read by the service itself: they cost less than the hop. Tenants take turns, each
 with the text of it that came first: so a text waits for those before it of its own tenant, and each
 time for at most one text of every other tenant. How much may wait is each tenant's own limit.
 """
@@ -19,6 +20,8 @@ from runtime_cache.work import Work
 
 #: Characters of one tenant that may wait to be tokenised: about ten seconds' work.
 _MAX_CHARS = 32 * 1024**2
+#: Prompts of one tenant that may wait.
+_MAX_PROMPTS = 4096
 _RETRY_MS = 5000
 
 
@@ -52,12 +55,13 @@ class Reader:
             QueueFull: too much of its tenant waits already. Nothing was taken.
         """
         tenant, num_chars = work.tenant, work.num_chars
-        if self._num_chars[tenant] + num_chars > _MAX_CHARS:
+        line = self._lines.setdefault(tenant, {})
+        if self._num_chars[tenant] + num_chars > _MAX_CHARS or len(line) >= _MAX_PROMPTS:
             raise QueueFull(
                 "too much text of other prompts waits to be tokenised", retry_after_ms=_RETRY_MS
             )
         self._num_chars[tenant] += num_chars
-        self._lines.setdefault(tenant, {})[work] = intake
+        line[work] = intake
         if tenant not in self._turns:
             self._turns.append(tenant)
         if self._reading is None or self._reading.done():

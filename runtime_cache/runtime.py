@@ -17,7 +17,8 @@ import structlog
 
 from om_models import memory_plan
 from om_models.bundle import Bundle, load_bundle
-from om_models.chat import ChatTemplate, ChatTemplateError
+from om_models.chat import ChatTemplateError
+from om_models.chat_process import ChatProcess
 from om_models.manifest import Manifest
 from om_models.tokenizer import Tokenizer, TokenizerError
 from runtime_cache import shortage
@@ -163,6 +164,8 @@ class Runtime:
             await self.thread.run(self._close_device)
         finally:
             await self.thread.close()
+            if self.chat_template is not None:
+                self.chat_template.close()
 
     async def warm_up(self) -> None:
         """Run a step of each role that serves nobody. To be called before anything is asked.
@@ -183,7 +186,16 @@ class Runtime:
                 log.warning("warm_up_failed", role=batch.role, error=str(error))
                 await self.recovery.run(error)
                 await self.thread.run(self._warm_up, batch)
+        await self._start_template()
         log.info("warmed_up", took_ms=round(1000 * (time.monotonic() - begun_s), 1))
+
+    async def _start_template(self) -> None:
+        """A template that cannot be compiled is no reason not to serve what needs none."""
+        if self.chat_template is not None:
+            try:
+                await asyncio.to_thread(self.chat_template.start)
+            except ChatTemplateError as error:
+                log.warning("template_failed", error=str(error))
 
     def run_step(self, batch: StepBatch) -> Awaitable[Samples]:
         """Run a batch on the device thread and sample there, off the event loop.
@@ -350,7 +362,7 @@ def _load_bundle(config: Config, stages: StartStages) -> Bundle:
     return bundle
 
 
-def _read_texts(bundle: Bundle) -> tuple[Tokenizer, ChatTemplate | None]:
+def _read_texts(bundle: Bundle) -> tuple[Tokenizer, ChatProcess | None]:
     manifest = bundle.manifest
     try:
         tokenizer = Tokenizer.load(
@@ -359,7 +371,7 @@ def _read_texts(bundle: Bundle) -> tuple[Tokenizer, ChatTemplate | None]:
         if manifest.chat_template is None:
             return tokenizer, None
         bos, eos = manifest.bos_token_id, manifest.eos_token_ids
-        template = ChatTemplate(
+        template = ChatProcess(
             manifest.chat_template,
             bos_token="" if bos is None else tokenizer.token_text(bos),
             eos_token=tokenizer.token_text(eos[0]) if eos else "",

@@ -245,8 +245,9 @@ class Service:
     def _read(self, work: Work) -> None:
         """Tokenise the prompt and start the request: now, or when the worker thread has read it."""
         intake = self._intakes[work.tenant]
-        if work.num_chars <= _INLINE_CHARS:
-            self._start(work, intake.read(work.prompted))
+        message = work.prompted
+        if work.num_chars <= _INLINE_CHARS and not intake.may_wait(message):
+            self._start(work, intake.read(message))
             return
         self._reader.start(work, intake)
         if (deadline_s := self._deadline_s(work)) is not None:
