@@ -8,12 +8,13 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from om_models.chat import ChatTemplate, ChatTemplateError
+from om_models.chat import ChatTemplateError
+from om_models.chat_process import ChatProcess
 from om_models.gguf_source import GgufSource
 from om_models.gguf_tokenizer import tokenizer_from_gguf
 from om_models.graph import GraphOptions, Progress, write_llama
@@ -85,7 +86,8 @@ class Checkpoint:
             source = self._read_tokenizer()
             num_ids = source.tokenizer().vocab_size
             if source.chat_template is not None:
-                ChatTemplate(source.chat_template)
+                with closing(ChatProcess(source.chat_template)) as template:
+                    template.start()
         except (TokenizerError, ChatTemplateError) as error:
             raise ConversionError(f"{self.label}: {error}") from error
         if num_ids > self.spec.vocab_size:

@@ -82,7 +82,7 @@ def test_a_hostile_template_costs_its_limits_and_no_more(name: str) -> None:
     template = ChatProcess(HOSTILE[name], limit_s=SHORT_S, memory_bytes=256 * 1024**2)
     with (
         closing(template),
-        pytest.raises(ChatTemplateError, match=r"took|failed|recursion|stopped"),
+        pytest.raises(ChatTemplateError, match=r"took|failed|recursion"),
     ):
         template.render([USER])
 
