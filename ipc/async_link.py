@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,23 @@ from ipc.link import PROBE_S, Link, LinkOptions
 from ipc.messages import AnyRequest
 from ipc.session import Call, Session
 from ipc.watcher import Watcher
+
+#: Clocks of event loops are not finer than this [seconds].
+_TICK_S = 0.001
+
+
+class _Waiter:
+    """Somebody who waits for news of a call, until `end_s` of the loop's clock."""
+
+    __slots__ = ("end_s", "news")
+
+    def __init__(self, news: asyncio.Future[None], end_s: float) -> None:
+        self.news = news
+        self.end_s = end_s
+
+    def wake(self) -> None:
+        if not self.news.done():
+            self.news.set_result(None)
 
 
 class ClientLink:
@@ -23,7 +41,9 @@ class ClientLink:
         """
         self._endpoint = endpoint
         self._beat_s = options.beat_s
-        self._waiters: dict[str, asyncio.Future[None]] = {}
+        self._waiters: dict[str, _Waiter] = {}
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_s = math.inf
         self._loop = asyncio.get_running_loop()
         self._dealer = Dealer(endpoint, options.context, options.curve)
         self._watcher = Watcher(self._dealer, self._receive)
@@ -53,16 +73,19 @@ class ClientLink:
         Raises:
             Timeout: nothing came.
         """
-        end_s = self._loop.time() + timeout_s
-        while (reply := self._link.take(call)) is None:
-            remaining_s = end_s - self._loop.time()
-            if remaining_s <= 0:
-                self.give_up(call)
-                raise Timeout(self._endpoint, timeout_s)
-            turn_s = min(remaining_s, PROBE_S)
-            if not await self._hears_of(call, turn_s) and turn_s == PROBE_S:
+        if (reply := self._link.take(call)) is not None:
+            return reply
+        now_s = self._loop.time()
+        end_s = now_s + timeout_s
+        while now_s < end_s:
+            await self._until(call, min(end_s, now_s + PROBE_S))
+            if (reply := self._link.take(call)) is not None:
+                return reply
+            now_s = self._loop.time()
+            if end_s - now_s > _TICK_S:
                 self._link.probe()
-        return reply
+        self.give_up(call)
+        raise Timeout(self._endpoint, timeout_s)
 
     def give_up(self, call: Call) -> None:
         """Forget a call, and tell the daemon unless it has ended."""
@@ -76,20 +99,40 @@ class ClientLink:
         """End every call with `Closed`, and vanish."""
         if self._heart is not None:
             self._heart.cancel()
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._watcher.stop()
         self._wake(self._link.close(Closed("the client was closed")))
 
-    async def _hears_of(self, call: Call, wait_s: float) -> bool:
-        """Wait until there may be something to take; False if there was not, for so long."""
-        waiter: asyncio.Future[None] = self._loop.create_future()
+    async def _until(self, call: Call, end_s: float) -> None:
+        """Wait until there may be something to take, but no longer than to `end_s`."""
+        waiter = _Waiter(self._loop.create_future(), end_s)
         self._waiters[call.id] = waiter
-        alarm = self._loop.call_later(wait_s, _wake_one, waiter)
+        if end_s < self._alarm_s:
+            self._set_alarm(end_s)
         try:
-            await waiter
+            await waiter.news
         finally:
-            alarm.cancel()
-            is_silent = self._waiters.pop(call.id, None) is not None
-        return not is_silent
+            self._waiters.pop(call.id, None)
+
+    def _set_alarm(self, at_s: float) -> None:
+        """One timer for all that wait: most waits end before it, and cost none."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_s = at_s
+        self._alarm = self._loop.call_at(at_s, self._ring)
+
+    def _ring(self) -> None:
+        """Wake those who have waited long enough."""
+        self._alarm, self._alarm_s = None, math.inf
+        # The loop may ring a clock's tick too early.
+        now_s = self._loop.time() + _TICK_S
+        for waiter in self._waiters.values():
+            if waiter.end_s <= now_s:
+                waiter.wake()
+        later = [waiter.end_s for waiter in self._waiters.values() if waiter.end_s > now_s]
+        if later:
+            self._set_alarm(min(later))
 
     def _receive(self) -> None:
         self._wake(self._link.receive())
@@ -100,7 +143,7 @@ class ClientLink:
         for call in calls:
             waiter = self._waiters.pop(call.id, None)
             if waiter is not None:
-                _wake_one(waiter)
+                waiter.wake()
 
     def _reconnect(self) -> None:
         self._watcher.stop()
@@ -114,8 +157,3 @@ class ClientLink:
     def _schedule_beat(self) -> None:
         if self._beat_s is not None:
             self._heart = self._loop.call_later(self._beat_s, self._beat)
-
-
-def _wake_one(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

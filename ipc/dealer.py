@@ -104,9 +104,9 @@ class Dealer:
         self.socket.send(payload, zmq.NOBLOCK)
 
     def receive(self) -> bytes | None:
-        """The next message, or None if there is none yet."""
+        """The next message, or None if there is none yet. A message is one frame."""
         try:
-            return self.socket.recv_multipart(zmq.NOBLOCK)[-1]
+            return self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
