@@ -44,7 +44,7 @@ def configure(
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
-            _without_nones,
+            _in_order,
             *_stamps(is_journal=is_journal),
             structlog.processors.format_exc_info,
             _renderer(config, stream, is_journal=is_journal),
@@ -95,8 +95,10 @@ def _is_journal(stream: TextIO, env: Mapping[str, str]) -> bool:
     return named == f"{status.st_dev}:{status.st_ino}"
 
 
-def _without_nones(logger: object, method: str, fields: Fields) -> Fields:
-    return {name: value for name, value in fields.items() if value is not None}
+def _in_order(logger: object, method: str, fields: Fields) -> Fields:
+    """The event first, then what applies."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"event": fields.get("event"), **given}
 
 
 def _as_line(logger: object, method: str, fields: Fields) -> str:

@@ -20,12 +20,13 @@ import structlog
 import uvloop
 
 from ipc.codec import Encoding
-from ipc.messages import AnyReply, AnyRequest, Cancel, Error, MessageId, Tokens
+from ipc.messages import AnyReply, AnyRequest, Cancel, Error, MessageId, Tokens, type_name
 from ipc.server import ClientRef
 from runtime_cache.config import Config
 from runtime_cache.errors import DeviceError, InternalError, OutOfDeviceMemory
 from runtime_cache.facts import DaemonFacts
 from runtime_cache.llm.results import Closed
+from runtime_cache.request_log import RequestLog
 from runtime_cache.runtime import Runtime
 from runtime_cache.service import Defaults, Service
 from runtime_cache.tenants import new_intakes
@@ -193,13 +194,14 @@ class Host:
             await runtime.close()
 
     def _make_service(self, runtime: Runtime) -> Service:
-        engine = self.config.engine
+        engine, log_config = self.config.engine, self.config.log
         return Service(
             runtime.engine,
             new_intakes(runtime),
             DaemonFacts(runtime, ()),
             Defaults(engine.default_max_tokens, engine.default_deadline_ms),
             send=self._deliver,
+            requests=RequestLog(runtime.tokenizer.decode if log_config.prompts else None),
         )
 
     async def _refuse_the_rest(self) -> None:
@@ -214,7 +216,7 @@ class Host:
             try:
                 self._service.on_message(_CLIENT, request)
             except Exception:
-                log.exception("request_failed", kind=type(request).__name__)
+                log.exception("request_failed", message_id=request.id, kind=type_name(request))
                 self._fail(request.id)
 
     def _fail(self, message_id: MessageId) -> None:

@@ -83,4 +83,4 @@ def test_the_disk_gets_full_in_service_and_has_room_again(null_bundle: Path, sma
             assert is_serving(daemon)
             (small_disk / "ballast").unlink()
             assert is_serving(daemon)
-    assert b'"event": "stopped"' in (small_disk / "log").read_bytes().splitlines()[-1]
+    assert b'"event":"stopped"' in (small_disk / "log").read_bytes().splitlines()[-1]

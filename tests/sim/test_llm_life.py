@@ -361,7 +361,7 @@ def test_a_failure_that_nobody_waits_for_is_in_the_log(
         with pytest.raises(DeviceError, match="500003"):
             opened.close()
         inspect.reset()
-    assert '"event": "close_failed"' in capsys.readouterr().err
+    assert '"event":"close_failed"' in capsys.readouterr().err
 
 
 def test_a_service_that_raises(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
