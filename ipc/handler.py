@@ -89,6 +89,7 @@ class Counters:
         unreachable: sends to a client that had gone.
         slow_readers: how often a client was found to be one.
         parked: messages that were kept for a client whose queue was full.
+        connections_cut: connections that were ended because there were too many.
         dropped: messages for such a client that were beyond the bound, or that it never took.
     """
 
@@ -100,4 +101,5 @@ class Counters:
     unreachable: int = 0
     slow_readers: int = 0
     parked: int = 0
+    connections_cut: int = 0
     dropped: int = 0

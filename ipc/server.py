@@ -19,6 +19,7 @@ import zmq
 from ipc.auth import Curve, ZapHandler, domain_of
 from ipc.codec import Limits, decode_request, encode
 from ipc.connections import Connection, Connections
+from ipc.crowd import Crowd
 from ipc.endpoint import IpcAddress, SocketClaim, TcpAddress, parse_endpoint
 from ipc.errors import EndpointError, MalformedMessage
 from ipc.handler import ClientRef as ClientRef
@@ -94,6 +95,7 @@ class Server:
         self._outbox: Outbox | None = None
         self._connections = Connections(self._on_end)
         self._sweep_timer: asyncio.TimerHandle | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
         #: When a message came last, by the loop's clock [seconds].
         self._heard_s = 0.0
         self.endpoint = endpoint
@@ -145,6 +147,7 @@ class Server:
             limits=self._parking,
         )
         self._sweep_later()
+        self._look(Crowd(parse_endpoint(self.endpoint), self._on_cut))
 
     async def close(self, *, linger_ms: int = 500) -> None:
         """Let nobody connect, deliver what was sent before, let replies leave, stop.
@@ -161,9 +164,10 @@ class Server:
         if self._outbox is not None and linger_ms > 0:
             await self._until_quiet(linger_ms / 1000)
             await self._outbox.drain(linger_ms / 1000)
-        if self._sweep_timer is not None:
-            self._sweep_timer.cancel()
-            self._sweep_timer = None
+        for timer in (self._sweep_timer, self._look_timer):
+            if timer is not None:
+                timer.cancel()
+        self._sweep_timer = self._look_timer = None
         if self._outbox is not None:
             self._outbox.stop()
             self._outbox = None
@@ -336,6 +340,17 @@ class Server:
     def _sweep(self) -> None:
         self._connections.sweep()
         self._sweep_later()
+
+    def _look(self, crowd: Crowd) -> None:
+        """Look again and again whether there are too many connections."""
+        again_s = crowd.look(lambda: {connection.fd for connection in self._connections})
+        loop = asyncio.get_running_loop()
+        self._look_timer = loop.call_later(again_s, self._look, crowd)
+
+    def _on_cut(self, num_cut: int, num_files: int) -> None:
+        self.counters.connections_cut += num_cut
+        fields = {"role": self.role, "num_cut": num_cut, "open_files": num_files}
+        self._log("connections_cut", fields)
 
     def _on_end(self, connection: Connection) -> None:
         """A connection is found to have ended; called from the loop or before its next message."""
