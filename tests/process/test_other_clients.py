@@ -73,30 +73,57 @@ def daemon(null_bundle: Path) -> Iterator[DaemonProcess]:
         yield daemon
 
 
-def test_node(daemon: DaemonProcess) -> None:
-    need("node")
-    if not (CLIENTS / "node" / "node_modules" / "zeromq").is_dir():
-        lacking("the npm package zeromq is not installed in ipc/clients/node")
-    said = did(run("node", CLIENTS / "node" / "example.js", daemon.endpoint))
-    check(said)
-    assert said["cancel"] == {"finish_reason": "cancelled"}
-
-
 def has_header(name: str) -> bool:
     command = ["cc", "-E", "-include", name, "-x", "c", os.devnull]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def test_c(daemon: DaemonProcess, tmp_path: Path) -> None:
+def node_example() -> list[str]:
+    """How to run the example for Node.js."""
+    need("node")
+    if not (CLIENTS / "node" / "node_modules" / "zeromq").is_dir():
+        lacking("the npm package zeromq is not installed in ipc/clients/node")
+    return ["node", str(CLIENTS / "node" / "example.js")]
+
+
+def c_example(directory: Path) -> list[str]:
+    """How to run the example in C, which is built to notice every misuse of memory."""
     need("cc", "make")
     for header in ("zmq.h", "cjson/cJSON.h"):
         if not has_header(header):
             lacking(f"the C header {header} is not installed")
     sanitizers = "CFLAGS=-g -fsanitize=address,undefined -fno-sanitize-recover"
-    run("make", "-s", "-C", CLIENTS / "c", f"BUILD={tmp_path}", sanitizers)
-    said = did(run(tmp_path / "example", daemon.endpoint))
+    run("make", "-s", "-C", CLIENTS / "c", f"BUILD={directory}", sanitizers)
+    return [str(directory / "example")]
+
+
+@pytest.fixture(params=["node", "c"])
+def example(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    return node_example() if request.param == "node" else c_example(tmp_path)
+
+
+def test_node_and_c(daemon: DaemonProcess, example: list[str]) -> None:
+    said = did(run(*example, daemon.endpoint))
     check(said)
     assert said["cancel"] == {"finish_reason": "cancelled"}
+
+
+@pytest.mark.long
+def test_node_and_c_notice_a_restart(null_bundle: Path, tmp_path: Path, example: list[str]) -> None:
+    """An answer that was under way is lost, soon and with a word; the same client goes on."""
+    endpoint = f"ipc://{tmp_path}/s"
+    command = [*example, endpoint, "lost"]
+    with DaemonProcess(null_bundle, "sim:0", ipc_endpoint=endpoint) as first:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == {"did": "begin"}
+        first.process.kill()
+        first.process.wait()
+        first.process.returncode = 0  # as wanted here
+    with DaemonProcess(null_bundle, "sim:0", ipc_endpoint=endpoint):
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    assert json.loads(out) == {"did": "lost", "retryable": True, "ping": "pong"}
+    assert process.returncode == 0
 
 
 def test_shell(daemon: DaemonProcess) -> None:

@@ -1,5 +1,5 @@
-/* What the client can do, one JSON object a line: example ENDPOINT
- * A test runs it against a live daemon.
+/* What the client can do, one JSON object a line: example [ENDPOINT [lost]]
+ * A test runs it against a live daemon; with `lost`, against one that is restarted in between.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,6 +136,31 @@ static void error(rtcache_client *client)
     cJSON_Delete(refusal);
 }
 
+static int say_that_it_began(void *context, const cJSON *message)
+{
+    int *messages = context;
+    (void)message;
+    if (++*messages == 1)
+        say(begin("begin"));
+    return 0;
+}
+
+static void lost(rtcache_client *client)
+{
+    int messages = 0;
+    cJSON *fields = request("Go on", 0);
+    if (rtcache_answer(client, "generate", fields, say_that_it_began, &messages, NULL) !=
+        RTCACHE_LOST)
+        exit(1);
+    cJSON_Delete(fields);
+    cJSON *pong, *line = begin("lost");
+    insist(rtcache_ask(client, "ping", NULL, &pong));
+    cJSON_AddTrueToObject(line, "retryable");
+    cJSON_AddStringToObject(line, "ping", "pong");
+    say(line);
+    cJSON_Delete(pong);
+}
+
 int main(int argc, char **argv)
 {
     const char *endpoint = argc > 1 ? argv[1] : "ipc:///run/rtcached/rtcached.sock";
@@ -144,10 +169,15 @@ int main(int argc, char **argv)
         perror(endpoint);
         return 1;
     }
-    stream(client);
-    hit(client);
-    cancel(client);
-    error(client);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (argc > 2) {
+        lost(client);
+    } else {
+        stream(client);
+        hit(client);
+        cancel(client);
+        error(client);
+    }
     rtcache_close(client);
     return 0;
 }

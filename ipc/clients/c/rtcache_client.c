@@ -17,7 +17,8 @@ struct rtcache_client {
     void *socket;
     int timeout_ms;
     unsigned long last_id;
-    char incarnation[40]; /* of the daemon that was heard last; empty: not known yet */
+    unsigned long ping_id; /* of the `ping` that was sent before the request */
+    char incarnation[40];  /* in the answer to it; empty: it has not come */
 };
 
 static const struct {
@@ -132,15 +133,16 @@ static rtcache_status receive(rtcache_client *client, long wait_ms, cJSON **mess
     return status;
 }
 
-/* Note which daemon speaks; RTCACHE_LOST if it is not the one that was asked. */
+/* RTCACHE_LOST if an answer to a `ping` shows that a restarted daemon does not know the request. */
 static rtcache_status hear_from(rtcache_client *client, const cJSON *message)
 {
+    unsigned long id = strtoul(text_of(message, "id"), NULL, 10);
     const char *incarnation = text_of(message, "incarnation");
-    if (*incarnation == '\0')
+    if (strcmp(text_of(message, "type"), "pong") != 0 || id < client->ping_id)
         return RTCACHE_OK;
-    int is_another = *client->incarnation != '\0' && strcmp(incarnation, client->incarnation) != 0;
-    snprintf(client->incarnation, sizeof client->incarnation, "%s", incarnation);
-    return is_another ? RTCACHE_LOST : RTCACHE_OK;
+    if (id == client->ping_id)
+        snprintf(client->incarnation, sizeof client->incarnation, "%s", incarnation);
+    return strcmp(incarnation, client->incarnation) == 0 ? RTCACHE_OK : RTCACHE_LOST;
 }
 
 /* The next reply to request `id`. */
@@ -159,9 +161,8 @@ static rtcache_status next_reply(rtcache_client *client, const char *id, cJSON *
         cJSON *message;
         rtcache_status status = receive(client, left_ms < PROBE_MS ? left_ms : PROBE_MS, &message);
         int is_ours = message != NULL && strcmp(text_of(message, "id"), id) == 0;
-        if (status == RTCACHE_OK && message != NULL && hear_from(client, message) != RTCACHE_OK &&
-            !is_ours)
-            status = RTCACHE_LOST;
+        if (status == RTCACHE_OK && message != NULL && !is_ours)
+            status = hear_from(client, message);
         if (status == RTCACHE_OK && is_ours) {
             *reply = message;
             return RTCACHE_OK;
@@ -180,6 +181,9 @@ static rtcache_status start(rtcache_client *client, const char *type, const cJSO
         return RTCACHE_FAILED;
     if (credit != 0)
         cJSON_AddNumberToObject(message, "credit", credit);
+    send_small(client, "ping", NULL, 0);
+    client->ping_id = client->last_id;
+    client->incarnation[0] = '\0';
     return send_message(client, message, type, id);
 }
 

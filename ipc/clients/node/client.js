@@ -27,9 +27,18 @@ class Call {
   #inbox = [];
   #wake = () => {};
 
-  constructor(id, incarnation) {
+  // pingId: of the `ping` that was sent before the request.
+  constructor(id, pingId) {
     this.id = id;
-    this.incarnation = incarnation;
+    this.pingId = pingId;
+    this.incarnation = "";
+  }
+
+  // Whether an answer to a `ping` shows that a daemon that was restarted does not know the request.
+  isLostBy(pong) {
+    const age = Number(pong.id) - this.pingId;
+    if (age === 0) this.incarnation = pong.incarnation;
+    return age > 0 && this.incarnation !== pong.incarnation;
   }
 
   put(reply) {
@@ -57,7 +66,6 @@ class Call {
 
 export class Client {
   #calls = new Map();
-  #incarnation = "";
   #lastId = 0;
   #sending = Promise.resolve();
   #socket = new Dealer({
@@ -122,7 +130,9 @@ export class Client {
 
   #start(type, fields) {
     if (this.#socket.closed) throw new Lost("the client is closed");
-    const call = new Call(String(++this.#lastId), this.#incarnation);
+    this.#send("ping", {});
+    const call = new Call(String(this.#lastId + 1), this.#lastId);
+    this.#lastId += 1;
     this.#calls.set(call.id, call);
     this.#write({ type, id: call.id, ...fields });
     return call;
@@ -161,22 +171,18 @@ export class Client {
   }
 
   #file(reply) {
-    if (reply.incarnation) this.#heardFrom(reply.incarnation);
+    if (reply.type === "pong") this.#forgetWhatIsLost(reply);
     const call = this.#calls.get(reply.id);
     call?.put(reply);
     if (call?.isFinished) this.#calls.delete(call.id);
   }
 
-  // A daemon that was restarted knows nothing of what was asked of the one before.
-  #heardFrom(incarnation) {
+  #forgetWhatIsLost(pong) {
     for (const call of this.#calls.values()) {
-      call.incarnation ||= incarnation;
-      if (call.incarnation !== incarnation) {
-        this.#giveUp(call);
-        call.put(new Lost("rtcached was restarted before the answer was complete"));
-      }
+      if (!call.isLostBy(pong)) continue;
+      this.#giveUp(call);
+      call.put(new Lost("rtcached was restarted before the answer was complete"));
     }
-    this.#incarnation = incarnation;
   }
 
   #failAll(error) {

@@ -1,7 +1,7 @@
-// What the client can do, one JSON object a line: node example.js [ENDPOINT]
-// A test runs it against a live daemon.
+// What the client can do, one JSON object a line: node example.js [ENDPOINT [lost]]
+// A test runs it against a live daemon; with `lost`, against one that is restarted in between.
 
-import { Client, Refused } from "./client.js";
+import { Client, Lost, Refused } from "./client.js";
 
 const client = new Client(process.argv[2], { window: 4 });
 const say = (fields) => console.log(JSON.stringify(fields));
@@ -41,5 +41,18 @@ async function error() {
   }
 }
 
-for (const part of [stream, hit, cancel, error]) await part();
+async function lost() {
+  try {
+    let pieces = 0;
+    for await (const _ of client.generate({ prompt: "Go on", ...GREEDY })) {
+      if (++pieces === 1) say({ did: "begin" });
+    }
+  } catch (error) {
+    if (!(error instanceof Lost)) throw error;
+    say({ did: "lost", retryable: error.retryable, ping: (await client.ask("ping")).type });
+  }
+}
+
+const parts = process.argv[3] === "lost" ? [lost] : [stream, hit, cancel, error];
+for (const part of parts) await part();
 client.close();
