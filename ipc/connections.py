@@ -46,6 +46,11 @@ class Connection:
             return True
         return self.inode != 0 and _inode(self.fd) == self.inode
 
+    def is_closed_like(self, other: Connection) -> bool:
+        """Whether both are, as far as can be told, one connection that has been closed."""
+        is_closed = other.fd != _NO_FD and other.inode == 0
+        return is_closed and (self.fd, self.user_id) == (other.fd, other.user_id)
+
     def cut(self) -> None:
         """Shut the connection down; libzmq then notices its end, as if the peer had gone."""
         # A descriptor of our own, so that the number cannot become another file meanwhile.
@@ -91,11 +96,14 @@ class Connections:
 
     def look(self, identity: bytes, frame: zmq.Frame) -> None:
         """Note where a frame came from; the connection before it of the same name has ended."""
-        self.end(identity)
         fd = int(_property(frame, "__fd") or _NO_FD)
         inode = 0 if fd == _NO_FD else _inode(fd)
-        user_id = _property(frame, "User-Id")
-        self._by_identity[identity] = Connection(identity, fd, inode, user_id)
+        found = Connection(identity, fd, inode, _property(frame, "User-Id"))
+        before = self._by_identity.get(identity)
+        if before is not None and before.is_closed_like(found):
+            return  # one more message of a connection that had ended before they were read
+        self.end(identity)
+        self._by_identity[identity] = found
 
     def end(self, identity: bytes) -> None:
         """Forget a connection, if it is known, and say so."""
