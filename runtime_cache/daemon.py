@@ -76,10 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.forward_libraries()
         return _run(settings)
     except (ConfigError, EndpointError) as error:
-        print(f"rtcached: {error}", file=sys.stderr)
+        log.complain(f"rtcached: {error}")
         return EXIT_CONFIG
     except DeviceError as error:
-        print(f"rtcached: {error}", file=sys.stderr)
+        log.complain(f"rtcached: {error}")
         return _leave(_code_of_start(error))
 
 
@@ -87,7 +87,7 @@ def _run(settings: Settings) -> int:
     """Serve; whoever manages services is told how it goes."""
     open_files.allow_many()
     # The stacks of all threads, if the watchdog (SIGABRT) or a library ends the process.
-    faulthandler.enable()
+    faulthandler.enable(sys.__stderr__ or 2)
     with closing(Notifier.from_env(os.environ)) as notifier:
         try:
             return _end(uvloop.run(serve(settings, notifier)))

@@ -55,6 +55,19 @@ def configure(
     )
 
 
+def complain(text: str, stream: TextIO | None = None, env: Mapping[str, str] | None = None) -> None:
+    """Say why the process ends, in plain words; in the journal each line is an error.
+
+    Args:
+        stream, env: as for `configure`.
+    """
+    stream = stream or sys.stderr
+    is_journal = _is_journal(stream, os.environ if env is None else env)
+    start = f"<{_PRIORITIES['error']}>" if is_journal else ""
+    for line in text.splitlines():
+        print(f"{start}{line}", file=stream, flush=True)
+
+
 def forward_libraries() -> None:
     """What libraries log by Python's own means comes to this log, from warnings on.
 

@@ -132,3 +132,9 @@ def test_whatever_is_logged_is_json(value: object, written: object) -> None:
     structlog.get_logger().info("odd", value=value)
     (line,) = lines_of(stream)
     assert json.loads(line)["value"] == written
+
+
+def test_a_complaint_is_an_error_of_the_journal(journal: tuple[TextIO, dict[str, str]]) -> None:
+    log.complain("rtcached: wrong:\n  - this", *journal)
+    log.complain("rtcached: no", journal[0], {})
+    assert lines_of(journal[0]) == ["<3>rtcached: wrong:", "<3>  - this", "rtcached: no"]
