@@ -17,6 +17,7 @@ Functions without arguments do not look at what they are given, as in pyACL, whe
 from __future__ import annotations
 
 import operator
+import struct
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from time import perf_counter
@@ -112,16 +113,8 @@ _CONVERTERS: dict[str, Converter] = {
 }
 
 
-#: The largest value of each code for ints that need no conversion.
-_PLAIN_LIMITS = {
-    "k": _MASK_64,
-    "K": _MASK_64,
-    "i": (1 << 31) - 1,
-    "l": (1 << 63) - 1,
-    "h": (1 << 15) - 1,
-    "H": _MASK_16,
-    "I": _MASK_32,
-}
+#: What `struct` calls the C type of each code for ints that need no conversion where they fit.
+_PLAIN_CODES = {"k": "Q", "K": "Q", "i": "i", "l": "q", "h": "h", "H": "H", "I": "I"}
 
 
 def _parser(full_name: str, arg_format: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -141,23 +134,25 @@ def _parser(full_name: str, arg_format: str) -> Callable[[Sequence[Any]], Sequen
         except (TypeError, ValueError, OverflowError):
             raise TypeError(complaint) from None
 
-    if not set(arg_format) <= _PLAIN_LIMITS.keys():
+    if not set(arg_format) <= _PLAIN_CODES.keys():
         return parse
-    return _for_plain_ints([_PLAIN_LIMITS[code] for code in arg_format], parse)
+    return _for_plain_ints([_PLAIN_CODES[code] for code in arg_format], parse)
 
 
 def _for_plain_ints(
-    limits: Sequence[int], parse: Callable[[Sequence[Any]], Sequence[Any]]
+    codes: Sequence[str], parse: Callable[[Sequence[Any]], Sequence[Any]]
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """`parse`, quicker for what nearly all calls pass: Python ints within 0 and the limits."""
-    count = len(limits)
+    """`parse`, quicker for what nearly all calls pass: Python ints that fit the C types."""
+    types = (int,) * len(codes)
+    pack = struct.Struct("=" + "".join(codes)).pack
 
     def parse_plain(args: Sequence[Any]) -> Sequence[Any]:
-        if len(args) != count:
+        if tuple(map(type, args)) != types:
             return parse(args)
-        for value, limit in zip(args, limits, strict=True):
-            if type(value) is not int or not 0 <= value <= limit:
-                return parse(args)
+        try:
+            pack(*args)
+        except struct.error:
+            return parse(args)
         return args
 
     return parse_plain

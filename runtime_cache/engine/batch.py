@@ -124,7 +124,7 @@ def check_batch(batch: StepBatch) -> None:
         raise InternalError(f"step {batch.step_id}: {len(batch.rows)} rows in {gear}")
     for row in batch.rows:
         num_fed = len(row.token_ids)
-        num_appended = sum(run.num_tokens for run in row.appends)
+        num_appended = sum([run.num_tokens for run in row.appends])
         fits = 1 <= num_fed <= gear.chunk and row.num_past <= gear.past
         if not fits or num_appended != num_fed or len(row.past_slots) != row.num_past:
             raise InternalError(
