@@ -63,10 +63,15 @@ def load_salts(directory: str, tenants: Iterable[TenantName]) -> Salts:
         salts[tenant] = secrets.token_bytes(_SALT_BYTES)
         if directory:
             try:
-                salts[tenant] = _kept(Path(directory) / _FOLDER / tenant, salts[tenant])
+                salts[tenant] = _kept(Path(salt_path(directory, tenant)), salts[tenant])
             except SaltFault as fault:
                 faults.append(f"tenant {tenant!r} has a salt for this run only: {fault}")
     return Salts(salts, tuple(faults))
+
+
+def salt_path(directory: str, tenant: str) -> str:
+    """The file of a tenant's salt."""
+    return os.path.join(directory, _FOLDER, tenant)
 
 
 def read_salt(path: Path) -> bytes | None:

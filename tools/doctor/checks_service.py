@@ -8,7 +8,7 @@ import stat
 
 from ipc.endpoint import IpcAddress, parse_endpoint
 from ipc.errors import EndpointError
-from runtime_cache.config import Config, admin_endpoint
+from runtime_cache.config import Config, endpoints_of
 from tools.doctor.findings import Finding, ok, problem, sentence, warning
 from tools.doctor.host import Host
 
@@ -17,9 +17,7 @@ _CONNECT_LIMIT_S = 2.0
 
 def check_sockets(host: Host, config: Config) -> list[Finding]:
     """One finding for each endpoint of the configuration."""
-    endpoints = [config.ipc.endpoint, admin_endpoint(config.ipc)]
-    endpoints += [tenant.endpoint for tenant in config.tenants]
-    return [_check_endpoint(host, endpoint) for endpoint in endpoints]
+    return [_check_endpoint(host, endpoint) for endpoint in endpoints_of(config)]
 
 
 def check_work_directory(host: Host, *, is_sim: bool) -> Finding:
@@ -73,6 +71,8 @@ def _check_endpoint(host: Host, endpoint: str) -> Finding:
 
 def _check_path(host: Host, path: str) -> Finding:
     directory = os.path.dirname(path) or "."
+    if not host.exists(directory) and _can_make(host, directory):
+        return ok("socket", f"{path} can be made, and its directory as well.")
     if not host.is_dir(directory):
         return problem(
             "socket",
@@ -93,6 +93,12 @@ def _check_path(host: Host, path: str) -> Finding:
             "If no daemon of that user runs, remove it.",
         )
     return _check_file(host, path)
+
+
+def _can_make(host: Host, directory: str) -> bool:
+    """Whether the daemon can make the socket's directory, as it does with the last part only."""
+    parent = os.path.dirname(directory) or "."
+    return host.is_dir(parent) and host.may(parent, os.W_OK | os.X_OK)
 
 
 def _check_file(host: Host, path: str) -> Finding:

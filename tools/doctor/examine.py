@@ -28,6 +28,7 @@ from tools.doctor.checks_devices import (
     signs_of_npu,
     visible_index,
 )
+from tools.doctor.checks_security import check_security
 from tools.doctor.checks_service import check_log_directory, check_sockets, check_work_directory
 from tools.doctor.checks_software import (
     check_cann,
@@ -279,4 +280,5 @@ def _look_at_service(
         yield skipped("socket", "Where the daemon listens is not known: --config FILE.")
     else:
         yield from check_sockets(host, config)
+        yield from check_security(host, config)
     yield check_work_directory(host, is_sim=is_sim)
