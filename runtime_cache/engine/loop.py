@@ -126,6 +126,7 @@ class EngineLoop:
         self._broken: RuntimeCacheError | None = None
         self._step_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s: float | None = None
         self._drained = asyncio.Event()
 
     @property
@@ -319,11 +320,12 @@ class EngineLoop:
             if isinstance(command, RunStep):
                 running = self._run_step(command.batch)
                 self._step_task = asyncio.ensure_future(self._step(command.batch, running))
+        sinks, post = self._sinks, self._outbox.append
         for command in commands:
             if isinstance(command, EmitTokens):
-                self._outbox.append((self._sinks[command.request_id], command))
+                post((sinks[command.request_id], command))
             elif isinstance(command, FinishRequest | FailRequest):
-                self._outbox.append((self._sinks.pop(command.request_id), command))
+                post((sinks.pop(command.request_id), command))
 
     def _deliver(self) -> None:
         """Send the answers in the order they were decided, also if a sink calls the engine."""
@@ -391,6 +393,10 @@ class EngineLoop:
         self._deliver()
 
     def _set_timer(self, deadline_s: float | None) -> None:
+        """Have the clock tick then; a timer that is right already stays."""
+        if deadline_s == self._timer_s:
+            return
+        self._timer_s = deadline_s
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -399,6 +405,7 @@ class EngineLoop:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
+        self._timer = self._timer_s = None
         self._handle(ClockTicked(self._clock()))
 
 
