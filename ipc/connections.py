@@ -20,6 +20,8 @@ from ipc.handler import ClientRef
 
 #: Of a transport without descriptors; such a connection is taken to be there.
 _NO_FD = -1
+#: How the identities begin that no client has chosen.
+_GIVEN_BY_LIBZMQ = b"\0"
 
 
 @dataclass(slots=True)
@@ -88,6 +90,18 @@ class Connections:
     def find(self, identity: bytes) -> Connection | None:
         """The connection of this name, if it has sent something."""
         return self._by_identity.get(identity)
+
+    def is_there(self, identity: bytes) -> bool:
+        """Whether what is sent to this name reaches the connection it is meant for.
+
+        A name that libzmq has given has no other owner, ever. One that a client has chosen belongs,
+        as soon as that has gone, to whoever connects next and chooses the same; he may have another
+        key, and is not to read the rest of the other's answers.
+        """
+        if identity[:1] == _GIVEN_BY_LIBZMQ:
+            return True
+        connection = self._by_identity.get(identity)
+        return connection is not None and connection.is_open
 
     def wants(self, identity: bytes) -> bool:
         """Whether the next frame of this peer is to be looked at."""

@@ -65,9 +65,11 @@ class Outbox:
         *,
         on_gone: Callable[[ClientRef], None],
         on_slow: Callable[[ClientRef, bool], None],
+        is_there: Callable[[bytes], bool] = lambda identity: True,
         limits: ParkingLimits | None = None,
     ) -> None:
         """Args:
+        is_there: whether the connection of this identity is the one it was, as far as known.
         on_gone: told of a client that a message could not be sent to; within `send`.
         on_slow: told of a client that is a slow reader, and again when more is to be parked for
             it, and whether it is one since now; within `send`, or from the loop.
@@ -76,6 +78,7 @@ class Outbox:
         self._counters = counters
         self._on_gone = on_gone
         self._on_slow = on_slow
+        self._is_there = is_there
         self._loop = asyncio.get_running_loop()
         self._limits = limits or ParkingLimits()
         self._parked: dict[bytes, _Parked] = {}
@@ -127,6 +130,8 @@ class Outbox:
 
     def _hand_over(self, client: ClientRef, frames: Sequence[bytes]) -> bool | None:
         """Whether libzmq took the message; None if the client's queue is full."""
+        if not self._is_there(client.identity):
+            return self._unreachable(client)
         try:
             self._pump.send(frames)
         except zmq.Again:
@@ -134,12 +139,15 @@ class Outbox:
         except zmq.ZMQError as error:
             if error.errno != errno.EHOSTUNREACH:
                 raise
-            self._counters.unreachable += 1
-            self.forget(client.identity)
-            self._on_gone(client)
-            return False
+            return self._unreachable(client)
         self._counters.sent += 1
         return True
+
+    def _unreachable(self, client: ClientRef) -> bool:
+        self._counters.unreachable += 1
+        self.forget(client.identity)
+        self._on_gone(client)
+        return False
 
     def _park(self, parked: _Parked, frames: Sequence[bytes]) -> bool:
         num_bytes = sum(map(len, frames))

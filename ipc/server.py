@@ -144,6 +144,7 @@ class Server:
             self.counters,
             on_gone=self._on_unreachable,
             on_slow=self._on_slow,
+            is_there=self._connections.is_there,
             limits=self._parking,
         )
         self._sweep_later()
