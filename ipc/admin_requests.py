@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -72,6 +72,7 @@ class Show(Request, frozen=True, kw_only=True, tag="show"):
         with_text: tell its text too.
     """
 
+    one_of: ClassVar[tuple[str, ...]] = ("digest", "prefix_id")
     digest: DigestRef | None = None
     prefix_id: PrefixRef | None = None
     tenant: TenantRef = ""
@@ -79,7 +80,7 @@ class Show(Request, frozen=True, kw_only=True, tag="show"):
 
     def __post_init__(self) -> None:
         """Check what one field alone cannot show."""
-        check_one_of(self, "digest", "prefix_id")
+        check_one_of(self, *self.one_of)
 
 
 class Evict(Request, frozen=True, kw_only=True, tag="evict"):
@@ -103,6 +104,15 @@ class Evict(Request, frozen=True, kw_only=True, tag="evict"):
         dry_run: tell what would go, and leave all as it is.
     """
 
+    one_of: ClassVar[tuple[str, ...]] = (
+        "max_blocks",
+        "max_bytes",
+        "all",
+        "digest",
+        "idle_s",
+        "age_s",
+    )
+
     max_blocks: Annotated[int, Meta(ge=1, le=MAX_TOKEN_ID)] | None = None
     max_bytes: Annotated[int, Meta(ge=1, le=MAX_SAFE_INTEGER)] | None = None
     all: bool = False
@@ -114,7 +124,7 @@ class Evict(Request, frozen=True, kw_only=True, tag="evict"):
 
     def __post_init__(self) -> None:
         """Check what one field alone cannot show."""
-        check_one_of(self, "max_blocks", "max_bytes", "all", "digest", "idle_s", "age_s")
+        check_one_of(self, *self.one_of)
         check_finite("idle_s", self.idle_s)
         check_finite("age_s", self.age_s)
 
@@ -161,6 +171,7 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
         tenant: in whose cache [at most 64 visible ASCII characters]; empty is the default tenant.
     """
 
+    one_of: ClassVar[tuple[str, ...]] = ("prompt", "prompt_ids", "messages")
     prompt: str | None = None
     prompt_ids: TokenIds | None = None
     messages: ChatMessages | None = None
@@ -169,7 +180,7 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
 
     def __post_init__(self) -> None:
         """Check what one field alone cannot show."""
-        check_one_of(self, "prompt", "prompt_ids", "messages")
+        check_one_of(self, *self.one_of)
         if self.messages is not None and self.prefix_id is not None:
             raise ValueError("`prefix_id` cannot be given together with `messages`")
 

@@ -7,7 +7,7 @@ is in `admin_requests`.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -46,6 +46,9 @@ class Request(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
             ASCII characters].
         v: protocol version; 1.
     """
+
+    #: Fields of which exactly one is given.
+    one_of: ClassVar[tuple[str, ...]] = ()
 
     id: Id
     v: int = PROTOCOL_VERSION
@@ -140,6 +143,7 @@ class Generate(AnswerRequest, frozen=True, kw_only=True, tag="generate"):
         prefix_id: a registered prefix that stands before the prompt.
     """
 
+    one_of: ClassVar[tuple[str, ...]] = ("prompt", "prompt_ids")
     prompt: str | None = None
     prompt_ids: TokenIds | None = None
     prefix_id: PrefixRef | None = None
@@ -147,7 +151,7 @@ class Generate(AnswerRequest, frozen=True, kw_only=True, tag="generate"):
     def __post_init__(self) -> None:
         """Check what one field alone cannot show."""
         super().__post_init__()
-        check_one_of(self, "prompt", "prompt_ids")
+        check_one_of(self, *self.one_of)
 
 
 class Chat(AnswerRequest, frozen=True, kw_only=True, tag="chat"):
@@ -222,12 +226,13 @@ class Tokenize(Request, frozen=True, kw_only=True, tag="tokenize"):
         messages: as `chat.messages`. Exactly one of the two is given.
     """
 
+    one_of: ClassVar[tuple[str, ...]] = ("text", "messages")
     text: str | None = None
     messages: ChatMessages | None = None
 
     def __post_init__(self) -> None:
         """Check what one field alone cannot show."""
-        check_one_of(self, "text", "messages")
+        check_one_of(self, *self.one_of)
 
 
 class Register(Request, frozen=True, kw_only=True, tag="register"):
@@ -239,13 +244,14 @@ class Register(Request, frozen=True, kw_only=True, tag="register"):
         messages: the beginning of a conversation. Exactly one of the three is given.
     """
 
+    one_of: ClassVar[tuple[str, ...]] = ("text", "prompt_ids", "messages")
     text: str | None = None
     prompt_ids: TokenIds | None = None
     messages: ChatMessages | None = None
 
     def __post_init__(self) -> None:
         """Check what one field alone cannot show."""
-        check_one_of(self, "text", "prompt_ids", "messages")
+        check_one_of(self, *self.one_of)
 
 
 class Release(Request, frozen=True, kw_only=True, tag="release"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import re
@@ -28,6 +27,7 @@ from ipc.messages import (
     type_name,
     without_stream,
 )
+from ipc.schemas import documented
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "wire"
 PROTOCOL = (Path(ipc.__file__).parent / "PROTOCOL.md").read_text(encoding="utf-8")
@@ -433,17 +433,6 @@ def declared(message: type[msgspec.Struct]) -> dict[str, tuple[str, str]]:
         field.name: (default_word(field), meanings[field.name])
         for field in msgspec.structs.fields(message)
     }
-
-
-def documented(message: type[msgspec.Struct]) -> dict[str, str]:
-    """Field → meaning as a sentence, from the docstrings of a type and of its bases."""
-    found = {}
-    for cls in reversed(message.__mro__):
-        docstring = inspect.cleandoc(cls.__doc__ or "")
-        for name, text in re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", docstring, re.MULTILINE):
-            meaning = " ".join(text.split())
-            found[name] = meaning[0].upper() + meaning[1:].rstrip(".") + "."
-    return found
 
 
 def default_word(field: msgspec.structs.FieldInfo) -> str:
