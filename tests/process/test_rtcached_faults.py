@@ -13,6 +13,7 @@ import pytest
 
 from ipc.sync_client import Client
 from om_models.plan import ConvertOptions
+from tests.support import scrape
 from tests.support.coded_model import answer, make_coded_bundle
 from tests.support.rtcached import PATIENCE_S, RawClient, wait_until_idle
 from tools.daemon_process import DaemonProcess
@@ -77,13 +78,15 @@ def test_while_a_step_hangs_the_daemon_answers_and_can_be_ended(bundle: Path, sc
     script(function=EXECUTE, when="run", call=WARM_UP + 2, hang_ms=NEVER_MS)
     hours = {"device_step_timeout_ms": "2000", "device_hang_limit_ms": "36000000"}
     with (
-        serve(bundle, ipc_drain_timeout_s="0", **hours) as daemon,
+        serve(bundle, ipc_drain_timeout_s="0", metrics_listen="127.0.0.1:0", **hours) as daemon,
         RawClient(daemon.endpoint) as client,
         Client(daemon.admin_endpoint) as admin,
     ):
         ask(client, "hangs")
         assert client.receive()["type"] == "tokens"
         until(lambda: admin.ping().state == "hung")
+        health = scrape.get(daemon.wait_for("metrics_listening")["address"], "/health")
+        assert (health.status, health.text.splitlines()[0]) == (503, "hung")
         ask(client, "waits", list(range(20)))
         ask(client, "doomed", list(range(20)))
         client.send(type="cancel", id="c", target="doomed")
@@ -125,7 +128,8 @@ def test_a_hang_that_ends_is_noticed_by_its_time_alone(bundle: Path, script: Scr
             while (reply := client.receive())["type"] == "tokens":
                 tokens += reply["token_ids"]
             assert (reply["finish_reason"], tokens) == ("length", answer(PROMPT, 4))
-        daemon.wait_for("step_hung")
+        hung = daemon.wait_for("step_hung")
+        assert hung["requests"] == [daemon.wait_for("request_done")["request"]]
         assert daemon.wait_for("device_recovered")["after"] == "hung"
 
 
