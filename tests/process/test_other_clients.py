@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.support.curve import TENANTS, KeyFolder, keyed_daemon
 from tests.support.rtcached import PATIENCE_S
 from tools.daemon_process import DaemonProcess
 
@@ -106,6 +107,24 @@ def test_node_and_c(daemon: DaemonProcess, example: list[str]) -> None:
     said = did(run(*example, daemon.endpoint))
     check(said)
     assert said["cancel"] == {"finish_reason": "cancelled"}
+
+
+def test_node_and_c_over_tcp(null_bundle: Path, tmp_path: Path, example: list[str]) -> None:
+    folder = KeyFolder(tmp_path)
+    folder.write({"bob": {}})
+    folder.config.write_text(TENANTS)
+    keys = folder.curve("bob")
+    with keyed_daemon(null_bundle, folder) as daemon:
+        said = did(
+            run(
+                *example,
+                daemon.endpoint,
+                SERVER_KEY=keys.server_key,
+                PUBLIC_KEY=keys.own.public,
+                SECRET_KEY=keys.own.secret,
+            )
+        )
+    check(said)
 
 
 @pytest.mark.long

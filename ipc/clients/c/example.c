@@ -164,7 +164,9 @@ static void lost(rtcache_client *client)
 int main(int argc, char **argv)
 {
     const char *endpoint = argc > 1 ? argv[1] : "ipc:///run/rtcached/rtcached.sock";
-    rtcache_client *client = rtcache_open(endpoint, 60000);
+    /* Over TCP, with keys. */
+    rtcache_keys keys = {getenv("SERVER_KEY"), getenv("PUBLIC_KEY"), getenv("SECRET_KEY")};
+    rtcache_client *client = rtcache_open(endpoint, 60000, keys.server_key ? &keys : NULL);
     if (client == NULL) {
         perror(endpoint);
         return 1;

@@ -32,7 +32,23 @@ static const struct {
     {ZMQ_HEARTBEAT_TTL, 20000},
 };
 
-rtcache_client *rtcache_open(const char *endpoint, int timeout_ms)
+static int set_keys(void *socket, const rtcache_keys *keys)
+{
+    const struct {
+        int option;
+        const char *key;
+    } all[] = {
+        {ZMQ_CURVE_SERVERKEY, keys->server_key},
+        {ZMQ_CURVE_PUBLICKEY, keys->public_key},
+        {ZMQ_CURVE_SECRETKEY, keys->secret_key},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (zmq_setsockopt(socket, all[i].option, all[i].key, strlen(all[i].key) + 1) != 0)
+            return -1;
+    return 0;
+}
+
+rtcache_client *rtcache_open(const char *endpoint, int timeout_ms, const rtcache_keys *keys)
 {
     rtcache_client *client = calloc(1, sizeof *client);
     if (client == NULL)
@@ -43,7 +59,8 @@ rtcache_client *rtcache_open(const char *endpoint, int timeout_ms)
     if (client->socket != NULL) {
         for (size_t i = 0; i < sizeof OPTIONS / sizeof *OPTIONS; i++)
             zmq_setsockopt(client->socket, OPTIONS[i].option, &OPTIONS[i].value, sizeof(int));
-        if (zmq_connect(client->socket, endpoint) == 0)
+        if ((keys == NULL || set_keys(client->socket, keys) == 0) &&
+            zmq_connect(client->socket, endpoint) == 0)
             return client;
     }
     int error = errno;

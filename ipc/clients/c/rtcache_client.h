@@ -24,8 +24,15 @@ typedef enum {
  */
 typedef int (*rtcache_reader)(void *context, const cJSON *message);
 
-/* Connecting does not wait for the daemon. NULL: see errno. */
-rtcache_client *rtcache_open(const char *endpoint, int timeout_ms);
+/* Keys for TCP, 40 characters each. */
+typedef struct {
+    const char *server_key; /* the daemon's public key */
+    const char *public_key;
+    const char *secret_key;
+} rtcache_keys;
+
+/* Connecting does not wait for the daemon. keys: or NULL. NULL: see errno and zmq_strerror. */
+rtcache_client *rtcache_open(const char *endpoint, int timeout_ms, const rtcache_keys *keys);
 void rtcache_close(rtcache_client *client);
 
 /* Any request that has one reply, such as "register".

@@ -7,6 +7,19 @@ import { Dealer } from "zeromq";
 
 const DEFAULT_ENDPOINT = "ipc:///run/rtcached/rtcached.sock";
 const REFILLS_PER_WINDOW = 2;
+const SOCKET_OPTIONS = {
+  linger: 0,
+  sendHighWaterMark: 0,
+  heartbeatInterval: 5_000,
+  heartbeatTimeout: 20_000,
+  heartbeatTimeToLive: 20_000,
+};
+
+function curveOptions(curve) {
+  if (curve === null) return {};
+  const { serverKey, publicKey, secretKey } = curve;
+  return { curveServerKey: serverKey, curvePublicKey: publicKey, curveSecretKey: secretKey };
+}
 
 // The daemon answered with `error`; `code`, `retryable` and `retryAfterMs` are its own.
 export class Refused extends Error {
@@ -68,19 +81,16 @@ export class Client {
   #calls = new Map();
   #lastId = 0;
   #sending = Promise.resolve();
-  #socket = new Dealer({
-    linger: 0,
-    sendHighWaterMark: 0,
-    heartbeatInterval: 5_000,
-    heartbeatTimeout: 20_000,
-    heartbeatTimeToLive: 20_000,
-  });
+  #socket;
 
   // timeoutMs: how long a call waits for the next message.
   // window: `tokens` messages of an answer that may be ahead of their reader.
   // probeMs: when a call has waited so long, the daemon is asked whether it is still the same.
-  constructor(endpoint = DEFAULT_ENDPOINT, { timeoutMs = 60_000, window = 64, probeMs = 2_000 } = {}) {
+  // curve: for TCP, `serverKey`, `publicKey` and `secretKey`, 40 characters each.
+  constructor(endpoint = DEFAULT_ENDPOINT, options = {}) {
+    const { timeoutMs = 60_000, window = 64, probeMs = 2_000, curve = null } = options;
     Object.assign(this, { endpoint, timeoutMs, window, probeMs });
+    this.#socket = new Dealer({ ...SOCKET_OPTIONS, ...curveOptions(curve) });
     this.#socket.connect(endpoint);
     this.#receive();
   }

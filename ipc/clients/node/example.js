@@ -3,7 +3,10 @@
 
 import { Client, Lost, Refused } from "./client.js";
 
-const client = new Client(process.argv[2], { window: 4 });
+// Over TCP, with keys.
+const { SERVER_KEY, PUBLIC_KEY, SECRET_KEY } = process.env;
+const curve = SERVER_KEY ? { serverKey: SERVER_KEY, publicKey: PUBLIC_KEY, secretKey: SECRET_KEY } : null;
+const client = new Client(process.argv[2], { window: 4, curve });
 const say = (fields) => console.log(JSON.stringify(fields));
 const GREEDY = { temperature: 0, ignore_eos: true };
 
