@@ -76,7 +76,8 @@ class IpcConfig(msgspec.Struct, frozen=True):
     """Where clients connect."""
 
     endpoint: Annotated[
-        str, Meta(description="Socket for clients: ipc:///path or tcp://127.0.0.1:port.")
+        str,
+        Meta(description="Socket for clients: ipc:///path, or tcp://host:port with keys (below)."),
     ] = "ipc:///run/rtcached/rtcached.sock"
     admin_endpoint: Annotated[
         str,

@@ -93,6 +93,7 @@ class Runtime:
         self.recovery = Recovery(self._recover, hang_limit_ms=hang_limit_ms - timeout_ms)
         self.memory = MemoryWatch(self._read_memory, int(config.device.low_memory_mb * _MIB))
         self._watching: asyncio.Task[None] | None = None
+        self._template_start: asyncio.Task[None] | None = None
         self._device: AclDevice | None = None
         self._is_closed = False
         self._stages = stages
@@ -164,8 +165,7 @@ class Runtime:
             await self.thread.run(self._close_device)
         finally:
             await self.thread.close()
-            if self.chat_template is not None:
-                self.chat_template.close()
+            await self._close_template()
 
     async def warm_up(self) -> None:
         """Run a step of each role that serves nobody. To be called before anything is asked.
@@ -186,7 +186,8 @@ class Runtime:
                 log.warning("warm_up_failed", role=batch.role, error=str(error))
                 await self.recovery.run(error)
                 await self.thread.run(self._warm_up, batch)
-        await self._start_template()
+        # Beside all else: what needs no template is served meanwhile.
+        self._template_start = asyncio.ensure_future(self._start_template())
         log.info("warmed_up", took_ms=round(1000 * (time.monotonic() - begun_s), 1))
 
     async def _start_template(self) -> None:
@@ -196,6 +197,13 @@ class Runtime:
                 await asyncio.to_thread(self.chat_template.start)
             except ChatTemplateError as error:
                 log.warning("template_failed", error=str(error))
+
+    async def _close_template(self) -> None:
+        if self._template_start is not None:
+            await self._template_start
+        if self.chat_template is not None:
+            # Waits for a conversation that is being laid out, so not in the loop's thread.
+            await asyncio.to_thread(self.chat_template.close)
 
     def run_step(self, batch: StepBatch) -> Awaitable[Samples]:
         """Run a batch on the device thread and sample there, off the event loop.

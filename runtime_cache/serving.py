@@ -49,6 +49,20 @@ class Socket(NamedTuple):
     tenant: TenantName = DEFAULT_TENANT
 
 
+class Access(NamedTuple):
+    """Where clients connect, and who may.
+
+    Attributes:
+        claims: the right to each socket's path; None for TCP.
+        curve: of the TCP ports; None without keys.
+        settings: read again on SIGHUP.
+    """
+
+    claims: Mapping[Socket, SocketClaim | None]
+    curve: Curve | None
+    settings: Settings
+
+
 class Ending(NamedTuple):
     """How the service ended.
 
@@ -99,9 +113,8 @@ async def serve(settings: Settings, notifier: Notifier) -> Ending:
                     await _warm_up(runtime, signals.stop)
                 fatal = None
                 if not signals.stop.is_set():
-                    fatal = await _serve(
-                        runtime, claims, signals, notifier, watchdog, metrics, settings, curve
-                    )
+                    access = Access(claims, curve, settings)
+                    fatal = await _serve(runtime, access, signals, notifier, watchdog, metrics)
             finally:
                 is_given_back = await _close(runtime)
                 watchdog.stop()
@@ -133,16 +146,14 @@ async def _close(runtime: Runtime) -> bool:
 
 async def _serve(
     runtime: Runtime,
-    claims: Mapping[Socket, SocketClaim | None],
+    access: Access,
     signals: Signals,
     notifier: Notifier,
     watchdog: Watchdog,
     metrics: MetricsServer | None,
-    settings: Settings,
-    curve: Curve | None,
 ) -> RuntimeCacheError | None:
     """From ready to drained; returns what made it end, None for a signal."""
-    config, engine = runtime.config, runtime.engine
+    config, engine, settings = runtime.config, runtime.engine, access.settings
     servers: dict[str, Server] = {}
     facts = DaemonFacts(runtime, servers.values(), settings)
     requests = RequestLog(runtime.tokenizer.decode if config.log.prompts else None)
@@ -156,8 +167,8 @@ async def _serve(
         settings=settings,
     )
     async with AsyncExitStack() as stack:
-        for socket, claim in claims.items():
-            server = _server(config, socket, service, claim, curve)
+        for socket in access.claims:
+            server = _server(config, socket, service, access)
             servers[server.name] = server
             await stack.enter_async_context(server)
         if metrics is not None:
@@ -215,13 +226,7 @@ def _defaults(config: Config) -> Defaults:
     )
 
 
-def _server(
-    config: Config,
-    socket: Socket,
-    service: Service,
-    claim: SocketClaim | None,
-    curve: Curve | None,
-) -> Server:
+def _server(config: Config, socket: Socket, service: Service, access: Access) -> Server:
     return Server(
         _endpoints(config)[socket],
         service,
@@ -230,8 +235,8 @@ def _server(
         limits=Limits(max_message_bytes=config.ipc.max_message_bytes),
         socket_mode=0o600 if socket.role == "admin" else int(config.ipc.socket_mode, 8),
         max_queued_replies=config.ipc.max_queued_replies,
-        claim=claim,
-        curve=curve,
+        claim=access.claims[socket],
+        curve=access.curve,
         insecure_tcp=config.ipc.insecure_tcp,
         log=socket_event,
     )
