@@ -1,0 +1,53 @@
+"""docs/security.md against the code: its examples are taken, and its lists are whole."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ipc.curve_keys import is_key
+from runtime_cache import options
+from runtime_cache.config import IpcConfig
+from runtime_cache.keys import KeyList
+from runtime_cache.reload import RELOADABLE
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TEXT = (Path(__file__).parents[2] / "docs" / "security.md").read_text("utf-8")
+KEYS, CONFIG = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+
+
+def test_the_example_of_a_list_is_one() -> None:
+    (key,) = msgspec.convert(tomllib.loads(KEYS), KeyList).keys
+    assert is_key(key.public_key)
+    assert (key.role, key.tenant, key.quota.max_requests) == ("user", "search", 32)
+
+
+def test_the_example_of_a_configuration_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "rtcached.toml"
+    path.write_text(CONFIG)
+    ipc = options.load(str(path), env={}).config.ipc
+    assert ipc.endpoint.startswith("tcp://")
+    assert ipc.server_key_file.endswith(".key_secret")
+
+
+@pytest.mark.parametrize("path", sorted(RELOADABLE))
+def test_what_can_be_changed_in_service_is_listed_and_exists(path: str) -> None:
+    assert f"`{path}`" in TEXT
+    assert path in {option.path for option in options.options()}
+
+
+def test_every_option_of_the_page_exists() -> None:
+    known = {option.path for option in options.options()}
+    named = set(re.findall(r"`((?:ipc|daemon|engine|log|metrics)\.[a-z_]+)`", TEXT))
+    assert named <= known
+    about_security = ("server_key_file", "keys_file", "insecure_tcp", "socket_mode")
+    assert {f"ipc.{name}" for name in about_security} <= named
+    assert set(about_security) <= set(IpcConfig.__struct_fields__)
