@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ipc.sync_client import Client
-from tests.support.rtcached import wait_until_idle
+from tests.support.rtcached import PATIENCE_S, wait_until_idle
 from tools.daemon_process import DaemonProcess
 
 MAX_UNSENT_TOKENS = 64
@@ -21,12 +22,21 @@ def daemon(null_bundle: Path) -> Iterator[DaemonProcess]:
         yield daemon
 
 
+def wait_for_the_end(admin: Client, num_before: int) -> None:
+    """Wait until a request has come, besides those before, and nothing is in work any more."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while admin.stats()["engine"]["arrived"] == num_before:
+        assert time.monotonic() < give_up_s
+    wait_until_idle(admin)
+
+
 def test_a_reader_that_pauses_gets_the_same_answer_in_fewer_pieces(daemon: DaemonProcess) -> None:
     with Client(daemon.endpoint, window=2) as client, Client(daemon.admin_endpoint) as admin:
         ask = {"temperature": 0.0, "ignore_eos": True, "max_tokens": MAX_UNSENT_TOKENS}
         whole = client.generate("x", stream=False, **ask).result()
+        num_before = admin.stats()["engine"]["arrived"]
         stream = client.generate("x", **ask)
-        wait_until_idle(admin)
+        wait_for_the_end(admin, num_before)
         pieces = list(stream)
         assert stream.result().token_ids == whole.token_ids
         assert "".join(piece.text for piece in pieces) == whole.text
