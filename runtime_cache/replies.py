@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ipc import messages as wire
 from runtime_cache.cache.results import CacheReport
-from runtime_cache.engine.commands import ReportExplained
+from runtime_cache.engine.commands import FailRequest, FinishRequest, ReportExplained
 from runtime_cache.engine.request import TokenLogprobs, Usage
-from runtime_cache.errors import Draining, RuntimeCacheError
+from runtime_cache.errors import Draining, InternalError, RuntimeCacheError
+from runtime_cache.outflow import Outflow
 
 #: Stands for minus infinity, which JSON cannot carry.
 _MIN_LOGPROB = -9999.0
@@ -51,6 +52,40 @@ def refusal(message_id: wire.MessageId, error: RuntimeCacheError) -> wire.Error:
         message=error.message,
         retryable=error.retryable,
         retry_after_ms=error.retry_after_ms,
+    )
+
+
+def done(message_id: wire.MessageId, outflow: Outflow, end: FinishRequest) -> wire.Done:
+    """The final reply to an answer that did not fail; carries what was not sent before.
+
+    Raises:
+        InternalError: it is the end of a registration.
+    """
+    if end.reason == "registered":
+        raise InternalError(f"request {end.request_id} was not a registration")
+    report = end.usage.cache
+    return wire.Done(
+        id=message_id,
+        index=outflow.num_sent,
+        text=outflow.held_text + end.text,
+        token_ids=outflow.held_ids,
+        finish_reason=end.reason,
+        usage=usage(end.usage),
+        timing=timing(end.usage),
+        stop=end.stop,
+        logprobs=outflow.held_logprobs,
+        cache=None if report is None else cache_report(report),
+    )
+
+
+def failed(message_id: wire.MessageId, end: FailRequest) -> wire.Error:
+    """The final reply to a request that the engine refused, or that failed in it."""
+    return wire.Error(
+        id=message_id,
+        code=end.code,
+        message=end.message,
+        retryable=end.retryable,
+        retry_after_ms=end.retry_after_ms,
     )
 
 

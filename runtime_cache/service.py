@@ -8,11 +8,8 @@ are tokenised on a worker thread.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -31,9 +28,8 @@ from runtime_cache.engine.commands import (
 )
 from runtime_cache.engine.events import CancelReason
 from runtime_cache.engine.loop import Answer
-from runtime_cache.engine.request import NewRequest, SamplingParams, TokenArray
+from runtime_cache.engine.request import NewRequest, TokenArray
 from runtime_cache.errors import (
-    DuplicateId,
     InternalError,
     InvalidRequest,
     RuntimeCacheError,
@@ -43,11 +39,14 @@ from runtime_cache.evicting import Eviction
 from runtime_cache.ids import PrefixId, RequestId, TenantName
 from runtime_cache.intake import Intake, Prompt
 from runtime_cache.keys import Keyring
+from runtime_cache.leases import Leases
+from runtime_cache.making import Defaults as Defaults
+from runtime_cache.making import RequestMaker
 from runtime_cache.quota import Quotas
 from runtime_cache.reading import Reader
 from runtime_cache.reload import Settings
 from runtime_cache.request_log import RequestLog
-from runtime_cache.sessions import Sessions
+from runtime_cache.unfinished import Unfinished
 from runtime_cache.verifying import KvSource, Verifier, VerifyEngine
 from runtime_cache.work import Started, Work
 
@@ -79,19 +78,6 @@ class Facts(AdminFacts, KvSource, Protocol):
     def pong(self, message_id: wire.MessageId) -> wire.Pong: ...
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """What a request gets that says nothing of its own, and what none may exceed.
-
-    Attributes:
-        max_unsent_tokens: of one answer; if its client gives no credit for more, it ends.
-    """
-
-    max_tokens: int | None = None
-    deadline_ms: int | None = None
-    max_unsent_tokens: int = 4096
-
-
 class Service:
     """Handler of the servers' messages."""
 
@@ -116,31 +102,38 @@ class Service:
         self._engine = engine
         self._intakes = intakes
         self._facts = facts
-        #: May be replaced at any time.
-        self.defaults = defaults
+        self._making = RequestMaker(intakes, facts.digest, defaults)
         self._settings = settings
         self._quotas = Quotas(Keyring().quota) if settings is None else settings.quotas
         self._send = send
         self._clock = clock
         self._requests = requests
-        self._sessions = Sessions()
-        self._session_timer: asyncio.TimerHandle | None = None
+        self._leases = Leases(self._on_lease_expired, clock)
         self._admin = AdminDesk(engine, facts, intakes.keys(), clock)
         self._verifier = Verifier(engine, facts, clock)
         self._reader = Reader(self._go_on, self._fail)
-        self._work: dict[ClientRef, dict[str, Work]] = {}
+        self._unfinished = Unfinished()
         self._next_id = 1
         self._is_closed = False
 
     @property
     def num_unfinished(self) -> int:
         """Requests without a final reply, those of vanished clients included."""
-        return sum(map(len, self._work.values()))
+        return len(self._unfinished)
+
+    @property
+    def defaults(self) -> Defaults:
+        """What a request gets that says nothing of its own; may be replaced at any time."""
+        return self._making.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: Defaults) -> None:
+        self._making.defaults = defaults
 
     @property
     def num_sessions(self) -> int:
         """Clients that have a lease."""
-        return len(self._sessions)
+        return len(self._leases)
 
     # --- what the servers call -----------------------------------------------------------------
 
@@ -149,7 +142,7 @@ class Service:
 
         Only `credit` is not answered.
         """
-        self._sessions.renew(client, self._clock())
+        self._leases.renew(client)
         try:
             reply = self._dispatch(client, message)
         except RuntimeCacheError as error:
@@ -161,8 +154,8 @@ class Service:
 
     def on_client_gone(self, client: ClientRef) -> None:
         """The client is there no more: end its requests, send nothing."""
-        self._sessions.end(client)
-        for work in self._work.get(client, {}).values():
+        self._leases.end(client)
+        for work in self._unfinished.of(client):
             work.is_mute = True
         self._end_all(client, "client_gone")
 
@@ -170,15 +163,17 @@ class Service:
         """The client does not read: end its requests; their last replies are kept for it."""
         self._end_all(client, "slow_reader")
 
+    def _on_lease_expired(self, client: ClientRef) -> None:
+        log.info("lease_expired", num_cancelled=self._end_all(client, "lease_expired"))
+
     async def close(self) -> None:
         """Refuse what is still being tokenised and what comes from now on; stop the worker thread.
 
         To be called when the engine has drained and the servers can still send. Idempotent.
         """
         self._is_closed = True
-        if self._session_timer is not None:
-            self._session_timer.cancel()
-        for work in [work for works in self._work.values() for work in works.values()]:
+        self._leases.stop()
+        for work in self._unfinished.all():
             if work.request_id is None:
                 self._finish(work, replies.refusal(work.message.id, replies.draining()))
         await self._reader.close()
@@ -198,9 +193,11 @@ class Service:
                 self._grant(client, message)
                 return None
             case wire.OpenSession():
-                return self._open(client, message)
+                self._leases.open(client, message.lease_ms)
+                incarnation = self._facts.incarnation
+                return wire.Opened(message.id, lease_ms=message.lease_ms, incarnation=incarnation)
             case wire.CloseSession():
-                self._sessions.end(client)
+                self._leases.end(client)
                 num_cancelled = self._end_all(client, "client")
                 return wire.SessionClosed(message.id, num_cancelled=num_cancelled)
             case wire.Release():
@@ -225,13 +222,11 @@ class Service:
             self._admin.tenant(message.tenant)
         if isinstance(message, wire.Verify | wire.Evict):
             self._admin.one_or_all(message.tenant)
-        unfinished = self._work.get(client, {})
-        if message.id in unfinished:
-            raise DuplicateId(f"`id` {message.id!r} names an unfinished request of this client")
+        self._unfinished.check_new(client, message.id)
         work = Work(client, message, self._clock())
         if client.key:
             self._quotas.take(client.key, work.arrived_s)
-        self._work.setdefault(client, unfinished)[message.id] = work
+        self._unfinished.add(work)
         try:
             if isinstance(message, wire.Verify):
                 self._verify(work, message)
@@ -250,7 +245,7 @@ class Service:
             self._start(work, intake.read(message))
             return
         self._reader.start(work, intake)
-        if (deadline_s := self._deadline_s(work)) is not None:
+        if (deadline_s := self._making.deadline_s(work)) is not None:
             delay_s = max(0.0, deadline_s - self._clock())
             work.expiry = asyncio.get_running_loop().call_later(delay_s, self._expire, work)
 
@@ -290,12 +285,6 @@ class Service:
     def _expire(self, work: Work) -> None:
         self._finish(work, self._never_started(work, "deadline"))
 
-    def _deadline_s(self, work: Work) -> float | None:
-        if not isinstance(work.message, wire.AnswerRequest):
-            return None
-        deadline_ms = work.message.deadline_ms or self.defaults.deadline_ms
-        return None if deadline_ms is None else work.arrived_s + deadline_ms / 1000
-
     def _start(self, work: Work, prompt: Prompt) -> None:
         """Hand the request to the engine, or answer it if only its tokens matter."""
         message = work.message
@@ -312,52 +301,10 @@ class Service:
         if work.expiry is not None:
             work.expiry.cancel()  # from here on the engine looks at the deadline
         work.prompt = prompt
-        request = self._request(RequestId(self._next_id), work, message, prompt.tokens)
+        request = self._making.request(RequestId(self._next_id), work, message, prompt.tokens)
         self._next_id += 1
         work.request_id = request.request_id
         self._engine.submit(request, partial(self._on_answer, work))
-
-    def _request(
-        self,
-        request_id: RequestId,
-        work: Work,
-        message: wire.AnswerRequest | wire.Register,
-        tokens: TokenArray,
-    ) -> NewRequest:
-        if isinstance(message, wire.Register):
-            return NewRequest(
-                request_id,
-                tokens,
-                SamplingParams(temperature=0.0),
-                kind="register",
-                prefix_id=self._prefix_id(tokens),
-                arrived_s=work.arrived_s,
-                tenant=work.tenant,
-            )
-        intake = self._intakes[work.tenant]
-        params = intake.params(message, seed=secrets.randbits(53))
-        if params.max_tokens is None:
-            params = replace(params, max_tokens=self.defaults.max_tokens)
-        return NewRequest(
-            request_id,
-            tokens,
-            params,
-            eos_token_ids=intake.tokenizer.eos_token_ids,
-            # A chat answer is a text of its own; what `generate` gives goes on from the prompt.
-            detokenizer=intake.tokenizer.detokenizer(
-                is_continuation=isinstance(message, wire.Generate)
-            ),
-            deadline_s=self._deadline_s(work),
-            arrived_s=work.arrived_s,
-            tenant=work.tenant,
-            use_cache=message.use_cache,
-            cache_priority=message.cache_priority,
-        )
-
-    def _prefix_id(self, tokens: TokenArray) -> PrefixId:
-        """Equal tokens on equal bundles have equal names, in every process."""
-        content = self._facts.digest.encode() + tokens.tobytes()
-        return PrefixId(f"p-{hashlib.sha256(content).hexdigest()[:32]}")
 
     def _spend(self, work: Work, num_tokens: int) -> None:
         """Count tokens against the quota of the client's key, if it has one."""
@@ -370,12 +317,12 @@ class Service:
         return self._settings
 
     def _cancel(self, client: ClientRef, target: str) -> None:
-        work = self._work.get(client, {}).get(target)
+        work = self._unfinished.find(client, target)
         if work is not None:
             self._end(work, "client")
 
     def _grant(self, client: ClientRef, message: wire.Credit) -> None:
-        work = self._work.get(client, {}).get(message.target)
+        work = self._unfinished.find(client, message.target)
         piece = None if work is None else work.outflow.grant(message.credit)
         if piece is not None:
             self._send(client, piece)
@@ -395,40 +342,11 @@ class Service:
             return f"no prefix `{prefix_id}` is registered"
         return f"tenant `{owner}` has registered `{prefix_id}`: release it at its endpoint"
 
-    # --- sessions ------------------------------------------------------------------------------
-
-    def _open(self, client: ClientRef, message: wire.OpenSession) -> wire.Opened:
-        if client.is_delimited:
-            raise InvalidRequest(
-                "a REQ socket cannot renew a lease while it waits for a reply; use a DEALER"
-            )
-        self._sessions.open(client, message.lease_ms / 1000, self._clock())
-        self._look_later()
-        return wire.Opened(
-            message.id, lease_ms=message.lease_ms, incarnation=self._facts.incarnation
-        )
-
-    def _look_later(self) -> None:
-        if self._session_timer is not None:
-            self._session_timer.cancel()
-            self._session_timer = None
-        now_s = self._clock()
-        look_s = self._sessions.next_look_s(now_s)
-        if look_s is not None:
-            loop = asyncio.get_running_loop()
-            self._session_timer = loop.call_later(look_s - now_s, self._look)
-
-    def _look(self) -> None:
-        """End the requests of those that have not been heard of in time."""
-        for client in self._sessions.take_expired(self._clock()):
-            log.info("lease_expired", num_cancelled=self._end_all(client, "lease_expired"))
-        self._look_later()
-
     # --- ends ----------------------------------------------------------------------------------
 
     def _end_all(self, client: ClientRef, reason: CancelReason) -> int:
         """Cancel all of a client; how many there were."""
-        works = list(self._work.get(client, {}).values())
+        works = self._unfinished.of(client)
         for work in works:
             self._end(work, reason)
         return len(works)
@@ -460,18 +378,10 @@ class Service:
 
     def _finish(self, work: Work, reply: wire.AnyReply) -> None:
         """Send the final reply of a request and forget it."""
-        unfinished = self._work[work.client]
-        del unfinished[work.message.id]
+        self._unfinished.remove(work)
         if work.client.key:
             self._quotas.give_back(work.client.key)
-        if not unfinished:
-            del self._work[work.client]
-        if work.expiry is not None:
-            work.expiry.cancel()
-        if work.next_part is not None:
-            work.next_part.cancel()
-        if work.verifying is not None:
-            work.verifying.cancel()
+        work.stop()
         self._reader.give_up(work)
         if not work.is_mute:
             self._send(work.client, reply)
@@ -479,7 +389,7 @@ class Service:
             self._requests.done(work, reply, self._clock())
 
     def _is_unfinished(self, work: Work) -> bool:
-        return self._work.get(work.client, {}).get(work.message.id) is work
+        return self._unfinished.find(work.client, work.message.id) is work
 
     # --- what the engine answers ---------------------------------------------------------------
 
@@ -492,14 +402,7 @@ class Service:
                 self._finish(work, self._final(work, answer))
                 self._remember(work)
             case FailRequest():
-                reply = wire.Error(
-                    id=work.message.id,
-                    code=answer.code,
-                    message=answer.message,
-                    retryable=answer.retryable,
-                    retry_after_ms=answer.retry_after_ms,
-                )
-                self._finish(work, reply)
+                self._finish(work, replies.failed(work.message.id, answer))
 
     def _on_tokens(self, work: Work, answer: EmitTokens) -> None:
         logprobs = tuple(map(replies.logprobs, answer.logprobs))
@@ -512,21 +415,7 @@ class Service:
     def _final(self, work: Work, answer: FinishRequest) -> wire.AnyReply:
         if isinstance(work.message, wire.Register):
             return self._registered(work, answer)
-        if answer.reason == "registered":
-            raise InternalError(f"request {answer.request_id} was not a registration")
-        outflow, report = work.outflow, answer.usage.cache
-        return wire.Done(
-            id=work.message.id,
-            index=outflow.num_sent,
-            text=outflow.held_text + answer.text,
-            token_ids=outflow.held_ids,
-            finish_reason=answer.reason,
-            usage=replies.usage(answer.usage),
-            timing=replies.timing(answer.usage),
-            stop=answer.stop,
-            logprobs=outflow.held_logprobs,
-            cache=None if report is None else replies.cache_report(report),
-        )
+        return replies.done(work.message.id, work.outflow, answer)
 
     def _registered(self, work: Work, answer: FinishRequest) -> wire.AnyReply:
         if answer.prefix_id is None or work.prompt is None:

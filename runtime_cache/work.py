@@ -53,6 +53,12 @@ class Work:
         credit = self.message.credit if isinstance(self.message, wire.AnswerRequest) else None
         self.outflow = Outflow(self.message.id, is_streamed=self.is_streamed, credit=credit)
 
+    def stop(self) -> None:
+        """End what runs beside it in the event loop."""
+        for running in (self.expiry, self.next_part, self.verifying):
+            if running is not None:
+                running.cancel()
+
     @property
     def tenant(self) -> TenantName:
         """Whose cache it is about: that of the socket, unless an operator names another."""
