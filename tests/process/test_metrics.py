@@ -8,6 +8,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -360,6 +361,25 @@ def test_draining_is_seen_from_outside(null_bundle: Path) -> None:
     assert (health.status, ready.status) == (200, 503)
     reason = "reason: new requests are refused, 1 are unfinished"
     assert health.text.splitlines() == ready.text.splitlines() == ["draining", reason]
+
+
+def test_hostile_http_does_not_stop_the_daemon(null_bundle: Path) -> None:
+    with (
+        DaemonProcess(null_bundle, "sim:0", metrics_listen="127.0.0.1:0") as daemon,
+        RawClient(daemon.endpoint) as client,
+        ExitStack() as stack,
+    ):
+        host, _, port = daemon.wait_for("metrics_listening")["address"].rpartition(":")
+        for number in range(300):
+            connection = stack.enter_context(socket.create_connection((host, int(port))))
+            with suppress(ConnectionError):  # of those before, it closes the oldest
+                connection.sendall(b"GET /" + b"x" * number * 100)
+        done = client.ask(type="generate", id="a", prompt="x", max_tokens=3, ignore_eos=True)
+        assert done["finish_reason"] == "length"
+        assert scrape.get(f"{host}:{port}", "/health").status == 200
+        assert value(scrape.scrape(f"{host}:{port}"), "process_open_fds") < 200
+    levels = {event.get("level") for event in daemon.events}
+    assert levels == {"info"}
 
 
 def test_an_address_in_use_stops_the_daemon(null_bundle: Path, tmp_path: Path) -> None:
