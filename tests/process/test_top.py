@@ -84,17 +84,19 @@ def endpoint() -> Iterator[str]:
 
 def test_top_outlives_its_daemon(null_bundle: Path, endpoint: str) -> None:
     words = ("--endpoint", f"{endpoint}.admin", "--timeout", "0.3", "--interval", "0.05")
-    with DaemonProcess(null_bundle, "sim:0", ipc_endpoint=endpoint) as first:
-        with Screen("top", *words) as screen:
-            screen.wait_for("blocks of 8.0 KiB")
-            first.stop()
-            screen.wait_for("trying again", after=len(screen.drawn))
-            # Another block size tells the two apart.
-            options = {"ipc_endpoint": endpoint, "cache_block_size": "32"}
-            with DaemonProcess(null_bundle, "sim:0", **options):
-                screen.wait_for("blocks of 4.0 KiB")
-                screen.process.send_signal(signal.SIGINT)
-                assert screen.end() == (0, b"")
+    # Another block size tells the two apart.
+    options = {"ipc_endpoint": endpoint, "cache_block_size": "32"}
+    with (
+        DaemonProcess(null_bundle, "sim:0", ipc_endpoint=endpoint) as first,
+        Screen("top", *words) as screen,
+    ):
+        screen.wait_for("blocks of 8.0 KiB")
+        first.stop()
+        screen.wait_for("trying again", after=len(screen.drawn))
+        with DaemonProcess(null_bundle, "sim:0", **options):
+            screen.wait_for("blocks of 4.0 KiB")
+            screen.process.send_signal(signal.SIGINT)
+            assert screen.end() == (0, b"")
     # The cursor is shown again, and what was on the terminal before.
     assert screen.drawn.endswith("\x1b[?25h\x1b[?1049l")
     assert screen.drawn.count("\x1b[?1049h") == screen.drawn.count("\x1b[?1049l") == 1
