@@ -302,6 +302,8 @@ def test_latency_percentiles_are_in_stats(watched: Watched) -> None:
     assert first[0] <= found["p50"] <= found["p90"] <= found["p99"] <= found["max"]
     for name in ("queue_ms", "inter_token_ms", "total_ms", "prefill_step_ms", "decode_step_ms"):
         assert latency[name]["num"] > 0
+    names = {*latency, *found}
+    assert {name for name in names if f"`{name}`" not in PAGE} == set()
 
 
 # -- the log ------------------------------------------------------------------------------------
