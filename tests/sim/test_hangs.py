@@ -143,7 +143,7 @@ async def test_a_request_that_is_cancelled_meanwhile_leaves_its_blocks_to_the_st
             host.engine.cancel(RequestId(1), "client")
             final = await ear.final
             assert isinstance(final, FinishRequest)
-            assert final.reason == "cancelled"
+            assert final.reason == "shutdown"
             late = host.submit(OTHER, NUM_TOKENS)
             await host.runtime.memory.look()
         host.end_hang()
@@ -193,7 +193,7 @@ async def test_a_drain_does_not_wait_for_a_hung_step(bundle: Bundle) -> None:
     assert await host.engine.drain(0) == 1
     final = await ear.final
     assert isinstance(final, FinishRequest)
-    assert final.reason == "cancelled"
+    assert final.reason == "shutdown"
     assert isinstance(host.engine.fatal.result(), DeviceHung)
     with pytest.raises(StepTimeout):
         await runtime.close()
