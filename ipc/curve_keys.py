@@ -26,6 +26,9 @@ KEY_CHARS = 40
 _KEY_BYTES = 32
 #: Larger files are none of keys.
 _MAX_FILE_BYTES = 64 * 1024
+#: The first libzmq without flaws that strangers on a network can use.
+#: Source: CVE-2020-15166, CVE-2021-20236, CVE-2021-20237.
+MIN_LIBZMQ = (4, 3, 3)
 PUBLIC_SUFFIX, SECRET_SUFFIX = ".key", ".key_secret"
 
 
@@ -58,6 +61,18 @@ class CurveKeys:
             KeyFileError: a key is none, or a file cannot be used.
         """
         return cls(read_public_key(server_key), read_key_pair(key_file))
+
+
+def fault_of_library() -> str:
+    """Why this libzmq is not to be used on a network, as a sentence; empty if it may be."""
+    if not zmq.has("curve"):
+        return "this libzmq was built without CURVE: install the pyzmq of PyPI"
+    if zmq.zmq_version_info() < MIN_LIBZMQ:
+        return (
+            f"libzmq {zmq.zmq_version()} has flaws that can be used over a network "
+            f"(CVE-2021-20236): {'.'.join(map(str, MIN_LIBZMQ))} or newer is needed"
+        )
+    return ""
 
 
 def is_key(text: str) -> bool:

@@ -39,6 +39,12 @@ from ipc.reception import Reception
 SWEEP_S = 0.5
 #: A server that ends takes what has been sent to it: until nothing has come for so long [seconds].
 _QUIET_S = 0.05
+#: After so long without a word a peer is asked, so often, at such intervals [seconds].
+_KEEPALIVE = {
+    zmq.TCP_KEEPALIVE_IDLE: 30,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+    zmq.TCP_KEEPALIVE_INTVL: 10,
+}
 
 
 class Server:
@@ -233,11 +239,6 @@ class Server:
         return len(gone)
 
     @property
-    def is_curve(self) -> bool:
-        """Whether clients need a key."""
-        return self._curve is not None
-
-    @property
     def is_insecure(self) -> bool:
         """Whether it listens on TCP without protection."""
         return isinstance(self._address, TcpAddress) and self._curve is None
@@ -258,6 +259,11 @@ class Server:
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.SNDHWM, self._max_queued_replies)
         socket.set(zmq.MAXMSGSIZE, self.limits.max_wire_bytes)
+        if isinstance(self._address, TcpAddress):
+            # A client whose network is gone says nothing; the kernel finds out within a minute.
+            socket.set(zmq.TCP_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE.items():
+                socket.set(option, value)
 
     def _protect(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         """Let nobody connect whose key may not."""

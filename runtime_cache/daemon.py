@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = Settings(lambda: options.load(args.config, flags=flags))
         if args.check_config:
+            settings.open_keys()
             _print_config(settings.loaded)
             return EXIT_OK
         log.configure(settings.config.log)

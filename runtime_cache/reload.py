@@ -14,7 +14,7 @@ import structlog
 
 from ipc import messages as wire
 from ipc.auth import Curve
-from ipc.curve_keys import read_key_pair
+from ipc.curve_keys import fault_of_library, read_key_pair
 from ipc.errors import KeyFileError
 from runtime_cache import options
 from runtime_cache.config import Config
@@ -89,6 +89,8 @@ class Settings:
         """
         if not self.config.ipc.server_key_file:
             return None
+        if fault := fault_of_library():
+            raise ConfigError(f"ipc.server_key_file: {fault}")
         try:
             pair = read_key_pair(self.config.ipc.server_key_file)
         except KeyFileError as error:

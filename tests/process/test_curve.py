@@ -326,3 +326,45 @@ def wait_for_keys(admin: Client, num_keys: int) -> None:
     give_up_s = time.monotonic() + PATIENCE_S
     while admin.stats()["security"]["num_keys"] != num_keys:
         assert time.monotonic() < give_up_s
+
+
+def test_the_commands_take_keys(daemon: DaemonProcess, folder: KeyFolder) -> None:
+    def ask(command: str, *words: str, key: str) -> tuple[int, str, str]:
+        secret = folder.directory / f"{key}.key_secret"
+        keys = ("--server-key", str(folder.server.with_suffix(".key")), "--key-file", str(secret))
+        ended = run(command, "--endpoint", daemon.endpoint, *keys, *words)
+        return ended.code, ended.out, ended.complaint
+
+    assert ask("ipc.cli", "ping", key="bob")[0] == 0
+    code, out, _ = ask("tools.admin.main", "stats", "--json", key="chief")
+    assert (code, '"num_keys"' in out) == (0, True)
+    code, _, complaint = ask("tools.admin.main", "stats", key="bob")
+    assert code == 1
+    assert "from administrators' keys only" in complaint
+    folder.pair("stranger")
+    code, _, complaint = ask("ipc.cli", "ping", key="stranger")
+    assert code == 3
+    assert "its key is not in the daemon's list of keys" in complaint
+    (folder.directory / "bob.key_secret").chmod(0o644)
+    code, _, complaint = ask("ipc.cli", "ping", key="bob")
+    (folder.directory / "bob.key_secret").chmod(0o600)
+    assert code == 2
+    assert "others may use the secret in it" in complaint
+
+
+def test_half_of_the_keys_is_a_wrong_command_line(folder: KeyFolder) -> None:
+    ended = run("ipc.cli", "ping", env={"RTCACHE_KEY_FILE": str(folder.server)})
+    assert ended.code == 2
+    assert "--server-key and --key-file are given together, or neither" in ended.complaint
+
+
+def test_a_wrong_list_is_found_before_the_start(folder: KeyFolder) -> None:
+    folder.server.chmod(0o600)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in curve_options(folder).items()]
+    where = f"--ipc-admin-endpoint=ipc://{folder.list}.s"
+    config = f"--config={folder.config}"
+    assert run("runtime_cache.daemon", "--check-config", config, where, *flags).code == 0
+    folder.write({"a": {"tenant": "carol"}})
+    ended = run("runtime_cache.daemon", "--check-config", config, where, *flags)
+    assert (ended.code, ended.out) == (2, "")
+    assert "a: there is no tenant 'carol' in the configuration" in ended.complaint

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
 import pytest
+import zmq
 
 from ipc.curve_keys import (
     CurveKeys,
     KeyPair,
+    fault_of_library,
     is_key,
     make_key_files,
     read_key_pair,
@@ -130,3 +133,24 @@ def test_a_file_that_holds_no_pair(tmp_path: Path, kind: str, sentence: str) -> 
 def test_what_is_neither_a_key_nor_a_file() -> None:
     with pytest.raises(KeyFileError, match=r"is neither a public key .* nor a file"):
         read_public_key("nonsense")
+
+
+@pytest.mark.parametrize(
+    ("version", "has_curve", "sentence"),
+    [
+        ((4, 3, 3), True, ""),
+        ((4, 3, 2), True, r"has flaws that can be used over a network .*: 4\.3\.3 or newer"),
+        ((4, 3, 5), False, "was built without CURVE"),
+    ],
+)
+def test_which_library_may_be_used(
+    version: tuple[int, int, int],
+    has_curve: bool,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zmq, "zmq_version_info", lambda: version)
+    monkeypatch.setattr(zmq, "has", lambda name: has_curve)
+    fault = fault_of_library()
+    assert re.search(sentence, fault)
+    assert bool(fault) == bool(sentence)

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from ipc.curve_keys import read_key_pair
+from ipc.curve_keys import fault_of_library, read_key_pair
 from ipc.endpoint import IpcAddress, TcpAddress, parse_endpoint
 from ipc.errors import EndpointError, KeyFileError
 from runtime_cache.config import Config, admin_endpoint, endpoints_of
@@ -32,6 +32,8 @@ def _check_tcp(config: Config) -> Iterator[Finding]:
     for endpoint in endpoints_of(config):
         if not isinstance(_address(endpoint), TcpAddress):
             continue
+        if fault := fault_of_library():
+            yield problem("tcp", sentence(fault), "Install a newer pyzmq.")
         if config.ipc.server_key_file:
             yield ok("tcp", f"{endpoint} uses CURVE: only listed keys may connect.")
         elif config.ipc.insecure_tcp:
