@@ -37,6 +37,9 @@ from ipc.reception import Reception
 
 #: How often it is looked whether clients are still there [seconds].
 SWEEP_S = 0.5
+#: How often clients on TCP are asked whether they are there; after three times that they are not
+#: [milliseconds].
+_HEARTBEAT_MS = 5000
 #: A server that ends takes what has been sent to it: until nothing has come for so long [seconds].
 _QUIET_S = 0.05
 #: After so long without a word a peer is asked, so often, at such intervals [seconds].
@@ -259,6 +262,10 @@ class Server:
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.SNDHWM, self._max_queued_replies)
         socket.set(zmq.MAXMSGSIZE, self.limits.max_wire_bytes)
+        if isinstance(self._address, TcpAddress):
+            # A host that vanishes says nothing; the kernel hears of a process that does.
+            socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+            socket.set(zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS)
         if isinstance(self._address, TcpAddress):
             # A client whose network is gone says nothing; the kernel finds out within a minute.
             socket.set(zmq.TCP_KEEPALIVE, 1)

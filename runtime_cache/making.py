@@ -1,4 +1,4 @@
-"""Makes the engine's requests out of what clients ask. Pure but for the seeds it draws."""
+"""Makes the engine's requests out of what clients ask."""
 
 from __future__ import annotations
 
