@@ -28,6 +28,7 @@ from tools.doctor.checks_devices import (
     signs_of_npu,
     visible_index,
 )
+from tools.doctor.checks_metrics import check_metrics
 from tools.doctor.checks_security import check_security
 from tools.doctor.checks_service import check_log_directory, check_sockets, check_work_directory
 from tools.doctor.checks_software import (
@@ -281,4 +282,5 @@ def _look_at_service(
     else:
         yield from check_sockets(host, config)
         yield from check_security(host, config)
+        yield from check_metrics(config)
     yield check_work_directory(host, is_sim=is_sim)
