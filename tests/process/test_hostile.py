@@ -18,7 +18,7 @@ import zmq
 
 from ipc.errors import ServerError
 from ipc.sync_client import Client
-from tests.support.rtcached import PATIENCE_S, RawClient, wait_until_idle
+from tests.support.rtcached import PATIENCE_S, RawClient, wait_until, wait_until_idle
 from tools.daemon_process import DaemonProcess
 
 VOCAB = 257
@@ -438,6 +438,20 @@ def test_clients_that_vanish(daemon: DaemonProcess, admin: Client):
     visit()
     settle(admin)
     assert resident_mib(daemon) < before_mib + 24
+
+
+def test_who_takes_the_name_of_a_client_that_has_gone_reads_nothing_of_its_answer(
+    daemon: DaemonProcess, admin: Client
+):
+    for _ in range(5):
+        num_gone = admin.stats()["ipc"]["user"]["clients_gone"]
+        with RawClient(daemon.endpoint, name=b"mine") as first:
+            first.send(id="secret", prompt="x", max_tokens=4000, **GREEDY)
+            first.receive()
+        with RawClient(daemon.endpoint, name=b"mine") as second:
+            wait_until(lambda: admin.stats()["ipc"]["user"]["clients_gone"] > num_gone)
+            assert second.ask(type="ping", id="p")["id"] == "p"
+            assert second.rest() == []
 
 
 def test_clients_that_ask_and_never_read(daemon: DaemonProcess, admin: Client):

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -86,6 +86,13 @@ def run(*command: str, env: Mapping[str, str] | None = None, user: int | None = 
     return Ended(ended.returncode, ended.stdout, "\n".join(said))
 
 
+def wait_until(condition: Callable[[], object]) -> None:
+    """Ask until it is true."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_s
+
+
 def wait_until_idle(admin: Client) -> None:
     """Wait until no request is in work, nor a step: its blocks are given back when it is done."""
     give_up_s = time.monotonic() + PATIENCE_S
@@ -97,10 +104,12 @@ def wait_until_idle(admin: Client) -> None:
 class RawClient:
     """A socket of its own that sends what it likes and keeps everything it gets."""
 
-    def __init__(self, endpoint: str, kind: int = zmq.DEALER) -> None:
+    def __init__(self, endpoint: str, kind: int = zmq.DEALER, *, name: bytes = b"") -> None:
         self._context = zmq.Context(io_threads=1)
         self.socket = self._context.socket(kind)
         self.socket.set(zmq.LINGER, 0)
+        if name:
+            self.socket.set(zmq.ROUTING_ID, name)
         self.socket.connect(endpoint)
 
     def __enter__(self) -> RawClient:
