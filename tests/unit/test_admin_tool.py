@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,24 @@ def test_many_are_answered_line_by_line(here: Path, capsys: pytest.CaptureFixtur
         },
         {"line": 2, "name": None, "error": error},
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "given"),
+    [
+        ("register -", "a text"),
+        ("register --jsonl -", '{"text": "a"}\n'),
+        ("register - --ids", "1 2 3"),
+        ("register --messages -", '[{"role": "user", "content": "u"}]'),
+        ("warm -", "a text"),
+        ("explain -", "a text"),
+    ],
+)
+def test_standard_input_is_a_file_too(
+    line: str, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO(given))
+    assert run(WideClient(), line).outcome.code == 0
 
 
 # -- names and pages ----------------------------------------------------------------------------
