@@ -80,15 +80,29 @@ def test_systemd_would_have_said_something(tmp_path: Path) -> None:
     assert "Unknown key 'ProtectAll'" in said
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_little_is_exposed(tmp_path: Path, unit: str) -> None:
-    installed(tmp_path)
+@pytest.mark.parametrize(
+    ("unit", "drop_ins"),
+    [(UNITS[0], []), (UNITS[0], ["host-mounts.conf"]), (UNITS[1], ["board-nodes.conf"])],
+)
+def test_little_is_exposed(tmp_path: Path, unit: str, drop_ins: Sequence[str]) -> None:
+    installed(tmp_path, drop_ins)
     threshold = f"--threshold={MOST_EXPOSED}"
     code, said = analyze(
         "security", "--offline=true", threshold, str(tmp_path / unit), units=tmp_path
     )
     assert "Overall exposure level" in said
     assert code == 0, said
+
+
+def test_the_documentation_says_how_much_is_exposed(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "systemd.md").read_text("utf-8")
+    for path in installed(tmp_path):
+        _, said = analyze("security", "--offline=true", path, units=tmp_path)
+        (level,) = re.findall(r"exposure level for \S+: (\d+\.\d)", said)
+        row = rf"^\| `{re.escape(Path(path).name)}`.* \| (\d+\.\d) \|$"
+        # Another release of systemd may look at one thing more.
+        (written,) = re.findall(row, text, re.M)
+        assert abs(float(written) - float(level)) <= 0.3
 
 
 def test_the_users_file_is_understood() -> None:

@@ -98,8 +98,8 @@ def check_cann(host: Host, toolkit: Installed | None) -> Finding:
         f"{name} is installed, but its environment is not set: {' and '.join(HOME_VARIABLES)}"
         " are missing.",
         f"Run `source {script or 'set_env.sh'}` before the daemon starts. A systemd unit does"
-        " not read ~/.bashrc: start the daemon through a shell that sources it, or use an"
-        " EnvironmentFile.",
+        " not read ~/.bashrc: `rtcache-doctor env --output /etc/rtcached/cann.env` writes an"
+        " EnvironmentFile for it.",
     )
 
 
