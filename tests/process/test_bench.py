@@ -79,6 +79,20 @@ def test_workload(tmp_path: Path):
     assert max(map(len, ended.out.splitlines()[:-1])) <= 80
 
 
+def test_ipc():
+    sizes = ("--runs", "2", "--pings", "20", "--streams", "6", "--tokens", "40")
+    ended = run("tools.bench.main", "ipc", *sizes, "--connections", "2")
+    assert (ended.code, ended.complaint) == (0, "")
+    result = last_line(ended.out)
+    trips = {f"{who}rtt_{p}_us" for who in ("", "ceiling_") for p in ("p50", "p99")}
+    figures = trips | {"client_rtt_p50_us", "tokens_per_s", "ceiling_tokens_per_s"}
+    figures |= {"daemon_us_per_token", "client_us_per_token"}
+    assert set(result) == PROVENANCE | figures | {"streams", "connections", "peer"}
+    assert all(result[name] > 0 for name in figures)
+    assert (result["streams"], result["connections"], result["bundle"]) == (6, 2, "null")
+    assert max(map(len, ended.out.splitlines()[:-1])) <= 80
+
+
 def test_index():
     sizes = ("--blocks", "8", "40", "80", "--prompt-blocks", "4", "--continuations", "30")
     ended = run("tools.bench.main", "index", "--runs", "2", "--samples", "20", "--json", *sizes)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from om_models.manifest import Gear
 from runtime_cache.engine.batch import (
+    _MANY_ROWS,
     BatchRow,
     InputViews,
     RowCopy,
@@ -117,6 +118,17 @@ def test_any_gear_and_rows(data: st.DataObject) -> None:
     views = dirty_views(gear)
     write_inputs(batch, views, ROWS_PER_SLOT)
     assert_same(views, expected_views(batch, np.int32, np.float16))
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("kv", [np.float16, np.float32])
+@pytest.mark.parametrize("num_rows", [_MANY_ROWS - 1, _MANY_ROWS, _MANY_ROWS + 1])
+def test_many_rows_of_one_token(num_rows: int, index: Any, kv: Any) -> None:
+    gear = Gear(_MANY_ROWS + 1, 1, 9)
+    batch = step(gear, *(row(1, i % 10, 10 * i) for i in range(num_rows)))
+    views = dirty_views(gear, index, kv)
+    write_inputs(batch, views, ROWS_PER_SLOT)
+    assert_same(views, expected_views(batch, index, kv))
 
 
 def test_decode_inputs_in_full() -> None:

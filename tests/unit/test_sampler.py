@@ -82,6 +82,14 @@ def test_greedy_with_some_logits_banned_by_the_model() -> None:
     assert sample(row(-INF, -1e30, -INF), greedy()).token_id == 1
 
 
+def test_many_greedy_rows_equal_single_rows() -> None:
+    rows = [row(1, 3, 3, 2), row(-INF, -1e30, -INF, -INF), row(0, NAN, 5, 0), row(*[-INF] * 4)]
+    together = sample_rows(np.stack(rows), [greedy() for _ in rows])
+    assert list(together) == [sample_rows(one[np.newaxis], [greedy()])[0] for one in rows]
+    assert together[:2] == (Sampled(1), Sampled(1))
+    assert [type(result) for result in together[2:]] == [BadLogits, BadLogits]
+
+
 def test_rows_equal_single_rows() -> None:
     logits = np.random.default_rng(3).standard_normal((6, 50)).astype(np.float32)
     kinds: list[dict[str, Any]] = [
