@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from ipc.handler import ClientRef, Counters
+from ipc.in_flight import LARGE_BYTES, InFlight
 from ipc.pump import Pump
 
 #: How soon it is tried again whether a client has read something; twice as long after every try
@@ -81,6 +82,7 @@ class Outbox:
         self._is_there = is_there
         self._loop = asyncio.get_running_loop()
         self._limits = limits or ParkingLimits()
+        self._in_flight = InFlight()
         self._parked: dict[bytes, _Parked] = {}
         self._num_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -108,6 +110,7 @@ class Outbox:
 
     def forget(self, identity: bytes) -> None:
         """Drop what waits for a client that has gone."""
+        self._in_flight.forget(identity)
         parked = self._parked.pop(identity, None)
         if parked is not None:
             self._counters.dropped += len(parked.messages)
@@ -133,7 +136,8 @@ class Outbox:
         if not self._is_there(client.identity):
             return self._unreachable(client)
         try:
-            self._pump.send(frames)
+            if not self._send(client.identity, frames):
+                return None
         except zmq.Again:
             return None
         except zmq.ZMQError as error:
@@ -141,6 +145,19 @@ class Outbox:
                 raise
             return self._unreachable(client)
         self._counters.sent += 1
+        return True
+
+    def _send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
+        """Whether it may be sent; large messages only as long as libzmq does not hold too many."""
+        num_bytes = len(frames[-1])
+        if num_bytes < LARGE_BYTES:
+            self._pump.send(frames)
+            return True
+        if not self._in_flight.has_room(identity, num_bytes):
+            return False
+        tracker = self._pump.send_tracked(frames)
+        if tracker is not None:
+            self._in_flight.add(identity, tracker, num_bytes)
         return True
 
     def _unreachable(self, client: ClientRef) -> bool:

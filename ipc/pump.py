@@ -81,6 +81,22 @@ class Pump:
             # Sending may consume the descriptor's signal that something can be received.
             self._drain_soon()
 
+    def send_tracked(self, frames: Sequence[bytes]) -> zmq.MessageTracker | None:
+        """The same without copying the last frame.
+
+        Returns:
+            What tells when libzmq has let go of it.
+
+        Raises:
+            zmq.Again, zmq.ZMQError: as `send`.
+        """
+        try:
+            for frame in frames[:-1]:
+                self._send(frame, _MORE)
+            return self._send(frames[-1], _LAST, copy=False, track=True)
+        finally:
+            self._drain_soon()
+
     def stop(self) -> None:
         """Deliver nothing more. May be called twice."""
         if self._is_running:

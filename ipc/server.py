@@ -25,6 +25,7 @@ from ipc.errors import EndpointError, MalformedMessage
 from ipc.handler import ClientRef as ClientRef
 from ipc.handler import Counters, Handler, LogHook
 from ipc.handler import Role as Role
+from ipc.in_flight import LARGE_BYTES
 from ipc.messages import (
     AnyReply,
     AnyRequest,
@@ -262,6 +263,7 @@ class Server:
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.SNDHWM, self._max_queued_replies)
         socket.set(zmq.MAXMSGSIZE, self.limits.max_wire_bytes)
+        socket.copy_threshold = LARGE_BYTES
         if isinstance(self._address, TcpAddress):
             # A host that vanishes says nothing; the kernel hears of a process that does.
             socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)

@@ -167,3 +167,26 @@ async def replies_to(client: object, message_id: str) -> AsyncIterator[Tokens | 
             yield reply
         if isinstance(reply, Done):
             return
+
+
+async def test_large_messages_that_nobody_reads_are_bounded_by_their_bytes(tmp_path: Path) -> None:
+    daemon = CountingDaemon()
+    endpoint = f"ipc://{tmp_path}/s"
+    server = daemon.serve(endpoint)
+    async with server, raw_client(endpoint, RCVHWM=1) as lazy, raw_client(endpoint) as good:
+        await lazy.send(b'{"type":"generate","id":"g","prompt":"hold"}')
+        await daemon.until(lambda: daemon.seen)
+        ref = daemon.seen[0][0]
+        piece = Tokens(MessageId("g"), index=0, text="x" * 262_144, token_ids=())
+        num_kept = 0
+        while server.send(ref, piece):
+            num_kept += 1
+            await asyncio.sleep(0)
+        # Eight MiB in libzmq, as much parked, and a little in the kernel and the client's socket.
+        assert 60 <= num_kept <= 80
+        assert await good.ask(ping_json()) == PONG
+        for _ in range(num_kept):
+            assert await lazy.receive() == piece
+        assert server.num_parked == 0
+        assert server.send(ref, piece)
+        assert await lazy.receive() == piece
