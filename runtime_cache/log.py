@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, TextIO, cast
 
@@ -21,12 +22,16 @@ import msgspec
 import structlog
 
 from runtime_cache.config import LogConfig
+from runtime_cache.throttle import Throttle
 
 #: Of a line in the journal: those of syslog.
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "exception": 3, "critical": 2}
 #: What needs no quotes there.
 _PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)
 Fields = MutableMapping[str, Any]
+#: Of one kind of event that clients can make happen, so many lines in so many seconds.
+_MAX_LINES = 50
+_PERIOD_S = 10.0
 
 
 def configure(
@@ -76,10 +81,28 @@ def forward_libraries() -> None:
     logging.basicConfig(handlers=[_Forwarder(logging.WARNING)], force=True)
 
 
-def socket_event(event: str, fields: Mapping[str, object]) -> None:
-    """The hook of `ipc.server`: that a client has gone is usual, all else is not."""
-    log = structlog.get_logger("ipc.server")
-    (log.debug if event == "client_gone" else log.warning)(event, **fields)
+class SocketLog:
+    """The hook of `ipc.server`.
+
+    That a client has gone is usual, all else is not. But strangers can make it happen, so it is
+    logged so often and no more.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._throttle = Throttle(_MAX_LINES, _PERIOD_S)
+
+    def __call__(self, event: str, fields: Mapping[str, object]) -> None:
+        log = structlog.get_logger("ipc.server")
+        if event == "client_gone":
+            log.debug(event, **fields)
+            return
+        num_left_out = self._throttle.take(event, self._clock())
+        if num_left_out is None:
+            return
+        if num_left_out:
+            log.warning("events_left_out", of=event, count=num_left_out)
+        log.warning(event, **fields)
 
 
 def _renderer(config: LogConfig, stream: TextIO, *, is_journal: bool) -> structlog.typing.Processor:

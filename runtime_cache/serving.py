@@ -25,7 +25,7 @@ from runtime_cache.config import Config, admin_endpoint
 from runtime_cache.errors import DeviceError, InvalidConfig, RuntimeCacheError
 from runtime_cache.facts import DaemonFacts
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
-from runtime_cache.log import socket_event
+from runtime_cache.log import SocketLog
 from runtime_cache.metrics.http import MetricsServer, metrics_server
 from runtime_cache.metrics.source import MetricsSource
 from runtime_cache.notify import Notifier
@@ -238,7 +238,7 @@ def _server(config: Config, socket: Socket, service: Service, access: Access) ->
         claim=access.claims[socket],
         curve=access.curve,
         insecure_tcp=config.ipc.insecure_tcp,
-        log=socket_event,
+        log=SocketLog(),
     )
 
 

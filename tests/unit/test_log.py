@@ -138,3 +138,21 @@ def test_a_complaint_is_an_error_of_the_journal(journal: tuple[TextIO, dict[str,
     log.complain("rtcached: wrong:\n  - this", *journal)
     log.complain("rtcached: no", journal[0], {})
     assert lines_of(journal[0]) == ["<3>rtcached: wrong:", "<3>  - this", "rtcached: no"]
+
+
+def test_clients_cannot_flood_the_log() -> None:
+    now_s = 0.0
+    stream = io.StringIO()
+    log.configure(LogConfig(level="debug"), stream, {})
+    hook = log.SocketLog(clock=lambda: now_s)
+    for _ in range(1000):
+        hook("message_refused", {"code": "bad_frames"})
+        hook("client_gone", {})
+    now_s = 10.0
+    hook("message_refused", {"code": "bad_frames"})
+    lines = [json.loads(line) for line in lines_of(stream)]
+    names = [line["event"] for line in lines]
+    assert (names.count("message_refused"), names.count("client_gone")) == (51, 1000)
+    (left_out,) = [line for line in lines if line["event"] == "events_left_out"]
+    assert (left_out["of"], left_out["count"]) == ("message_refused", 950)
+    assert {line["level"] for line in lines if line["event"] == "client_gone"} == {"debug"}
