@@ -152,8 +152,8 @@ def test_asked_to_read_its_configuration_in_the_middle_of_answers(
         for _ in range(3):
             await load.pieces(20)
             lives.daemon.process.send_signal(signal.SIGHUP)
-            await asyncio.to_thread(lives.daemon.wait_for, "signal")
-        await load.answers(2 * NUM_CLIENTS)
+            await load.answers(2 * NUM_CLIENTS)
+        assert [event.get("event") for event in lives.daemon.events].count("reloaded") == 3
 
     load = under_load(null_bundle, f"ipc://{directory}/s", scene)
     assert (load.num_torn, load.ends) == (0, {})
