@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ipc.sync_client import Client
-from tests.support.rtcached import RawClient, run
+from tests.support.rtcached import PATIENCE_S, RawClient, run
 from tests.support.service_manager import Message, ServiceManager
 from tools.daemon_process import DaemonFailed, DaemonProcess
 
@@ -56,11 +58,26 @@ def is_ready(message: Message) -> bool:
     return "READY" in message
 
 
+@contextmanager
+def starting(bundle: Path, directory: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon that is not waited for; at the end it does not run any more."""
+    command = [sys.executable, "-W", "error", "-m", "runtime_cache.daemon", *flags]
+    command += ["--model-bundle", str(bundle), "--device", "sim:0"]
+    command += ["--ipc-endpoint", f"ipc://{directory}/s"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def begin(client: RawClient) -> None:
     client.send(type="generate", id="g", prompt="x", max_tokens=5, temperature=0, ignore_eos=True)
 
 
-@pytest.mark.parametrize("manager", ["path", "abstract"], indirect=True)
+@pytest.mark.parametrize(
+    "manager", ["path", pytest.param("abstract", marks=pytest.mark.long)], indirect=True
+)
 def test_from_the_start_to_the_end(
     null_bundle: Path, manager: ServiceManager, script: Script
 ) -> None:
@@ -189,7 +206,7 @@ def test_a_first_step_that_fails_is_tried_again(
     ("fault", "code"),
     [
         ({"every": 1, "code": 507015}, 1),
-        ({"call": 2, "code": 507054}, 1),
+        pytest.param({"call": 2, "code": 507054}, 1, marks=pytest.mark.long),
         ({"call": 2, "hang_ms": 10**8}, 5),
     ],
     ids=["fails twice", "is lost", "hangs"],
@@ -238,3 +255,28 @@ def test_more_clients_than_the_usual_limit_of_open_files_allows(null_bundle: Pat
         for client in clients:
             client.send(type="ping", id="p")
         assert {client.receive()["type"] for client in clients} == {"pong"}
+
+
+def test_a_signal_while_a_model_loads_ends_the_start(
+    null_bundle: Path, manager: ServiceManager, script: Script, tmp_path: Path
+) -> None:
+    """Loading cannot be interrupted, but nothing comes behind it, and all is given back."""
+    script({"function": "acl.mdl.load_from_file", "when": "call", "call": 1, "hang_ms": 300})
+    with starting(null_bundle, tmp_path) as process:
+        manager.until(lambda message: message.get("STATUS", "").startswith("Loading "))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    assert manager.rest() == []
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_signal_while_the_first_step_hangs_gives_it_up(
+    null_bundle: Path, manager: ServiceManager, script: Script, tmp_path: Path
+) -> None:
+    script({"function": EXECUTE, "when": "run", "call": 1, "hang_ms": 10**8})
+    hours = ("--device-step-timeout-ms", "200", "--device-hang-limit-ms", "36000000")
+    with starting(null_bundle, tmp_path, *hours) as process:
+        manager.until(lambda message: message.get("STATUS") == "Warming up")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 5
+    assert manager.next()["STATUS"].startswith("The start failed: ")
