@@ -134,7 +134,8 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "wire"
 @pytest.mark.parametrize("role", ["user", "admin"])
 def test_every_request_there_is_gets_one_last_reply(daemon: DaemonProcess, role: str):
     endpoint = daemon.endpoint if role == "user" else daemon.admin_endpoint
-    requests = [json.loads(path.read_bytes()) for path in sorted(GOLDEN.glob("request.*.json"))]
+    recorded = (json.loads(path.read_bytes()) for path in sorted(GOLDEN.glob("request.*.json")))
+    requests = [request for request in recorded if request["type"] != "credit"]
     with RawClient(endpoint) as client:
         for number, request in enumerate(requests):
             client.send(**request | {"id": f"{number}"})
