@@ -1,0 +1,64 @@
+"""PROTOCOL.md names every word that a daemon may send: error codes, reasons, states."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import ipc
+from ipc import messages
+from runtime_cache import errors
+
+PAGE = (Path(ipc.__file__).parent / "PROTOCOL.md").read_text(encoding="utf-8")
+#: Errors of programs that are no daemon, and bases that nobody raises.
+_NEVER_SENT = {"config", "bundle", "conversion", "request"}
+
+
+def all_errors(kind: type[errors.RuntimeCacheError]) -> set[type[errors.RuntimeCacheError]]:
+    found = {kind}
+    for sub in kind.__subclasses__():
+        found |= all_errors(sub)
+    return found
+
+
+def chapter(title: str) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
+    assert found is not None, title
+    return found[1]
+
+
+def retries() -> dict[str, str]:
+    """Error code → the column that says whether to try again."""
+    rows = re.findall(r"^\| (`.+?`) \|.*\| ([^|]+) \|$", chapter("Error codes"), re.MULTILINE)
+    return {code: retry for cell, retry in rows for code in re.findall(r"`(\w+)`", cell)}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    sorted(all_errors(errors.RuntimeCacheError), key=lambda kind: kind.__name__),
+    ids=lambda kind: kind.__name__,
+)
+def test_every_error_of_the_daemon_is_in_the_table(kind: type[errors.RuntimeCacheError]) -> None:
+    if kind.code in _NEVER_SENT or not kind.__module__.startswith("runtime_cache"):
+        return
+    assert retries()[kind.code].startswith("yes" if kind.retryable else "no"), kind.code
+
+
+@pytest.mark.parametrize("word", get_args(messages.FinishReason))
+def test_every_finish_reason_is_told(word: str) -> None:
+    assert f"`{word}`" in chapter("Replies")
+
+
+def test_links_lead_somewhere() -> None:
+    headings = re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    links = set(re.findall(r"\]\(#([\w-]+)\)", PAGE))
+    assert links <= anchors, links - anchors
+
+
+def test_lines_of_prose_are_short() -> None:
+    prose = [line for line in PAGE.splitlines() if not line.startswith(("|", "{"))]
+    assert [line for line in prose if len(line) > 100] == []
