@@ -225,3 +225,28 @@ def test_check_config_shows_tenants(tmp_path: Path):
     rows = [line.split(maxsplit=2) for line in ended.out.splitlines()]
     assert ["tenants[1].name", '"bob"', config] in rows
     assert ["tenants[1].share_percent", "25.0", config] in rows
+
+
+def names_of_one_prompt(bundle: Path, directory: Path, **options: str) -> dict[str, set[str]]:
+    """What a daemon of its own calls the same prompt, tenant by tenant."""
+    config = write_config(directory)
+    with DaemonProcess(bundle, "sim:0", config=config, **options) as daemon:
+        found = Sockets(daemon, directory)
+        for name in NAMES:
+            found.generate(name)
+        names = {name: found.digests(name) for name in NAMES}
+        found.close()
+    return names
+
+
+def test_names_are_the_same_after_a_restart_if_there_is_a_state_directory(
+    null_bundle: Path, tmp_path: Path
+):
+    state = str(tmp_path / "state")
+    first, second = (
+        names_of_one_prompt(null_bundle, tmp_path, daemon_state_dir=state) for _ in range(2)
+    )
+    assert first == second
+    (tmp_path / "state/salts/alice").unlink()
+    third = names_of_one_prompt(null_bundle, tmp_path, daemon_state_dir=state)
+    assert {name for name in NAMES if third[name] == first[name]} == {"", "bob"}
