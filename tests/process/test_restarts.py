@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from ipc.sync_client import Client
 from tests.support.load import Load, answers_of
-from tests.support.rtcached import wait_until_idle
+from tests.support.rtcached import PATIENCE_S, wait_until, wait_until_idle
 from tests.support.service_manager import ServiceManager
 from tools.daemon_process import DaemonProcess
 
@@ -157,3 +159,27 @@ def test_asked_to_read_its_configuration_in_the_middle_of_answers(
 
     load = under_load(null_bundle, f"ipc://{directory}/s", scene)
     assert (load.num_torn, load.ends) == (0, {})
+
+
+# --- started --------------------------------------------------------------------------------------
+
+
+def test_of_many_started_at_once_one_serves(null_bundle: Path, directory: Path):
+    endpoint = f"ipc://{directory}/s"
+    flags = ("--model-bundle", str(null_bundle), "--device", "sim:0", "--ipc-endpoint", endpoint)
+    command = [sys.executable, "-m", "runtime_cache.daemon", *flags]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    try:
+        with Client(endpoint) as client:
+            incarnation = client.ping().incarnation
+            wait_until(lambda: sum(one.poll() is None for one in started) == 1)
+            assert client.ping().incarnation == incarnation
+        (serving,) = (one for one in started if one.poll() is None)
+        serving.send_signal(signal.SIGTERM)
+        said = [one.communicate(timeout=PATIENCE_S)[1] for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    assert sorted(one.returncode for one in started) == [0, 2, 2]
+    refusals = [text for one, text in zip(started, said, strict=True) if one.returncode]
+    assert all(f"another daemon (process {serving.pid}) already serves" in t for t in refusals)
