@@ -128,7 +128,9 @@ async def serve(settings: Settings, notifier: Notifier) -> Ending:
 async def _warm_up(runtime: Runtime, stop: asyncio.Event) -> None:
     """Run the first steps; one that hangs is given up when a signal comes."""
     warming = asyncio.ensure_future(runtime.warm_up())
-    await _either(asyncio.shield(warming), stop.wait())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((warming, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
     if not warming.done():
         runtime.recovery.give_up()
     await warming
@@ -182,7 +184,7 @@ async def _serve(
         watchdog.start()
         await _either(signals.stop.wait(), asyncio.shield(engine.fatal))
         logger.info("draining", unfinished=engine.num_unanswered)
-        notifier.stopping(_last_words(runtime), _stopping_s(config))
+        notifier.stopping(_last_words(runtime), _stopping_s(settings.config))
         num_cancelled = await engine.drain(settings.config.ipc.drain_timeout_s)
         logger.info("drained", cancelled=num_cancelled)
         await service.close()

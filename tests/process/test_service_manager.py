@@ -224,6 +224,8 @@ def test_a_device_that_does_not_run_a_step_is_never_ready(
     *before, last = manager.rest()
     assert not any(map(is_ready, before))
     assert last["STATUS"].startswith("The start failed: ")
+    texts = [event["text"] for event in daemon.events if "text" in event]
+    assert texts == [f"rtcached: {last['STATUS'].removeprefix('The start failed: ')}"]
 
 
 def test_a_start_that_fails_says_why(manager: ServiceManager, tmp_path: Path) -> None:
