@@ -59,9 +59,11 @@ class Leases:
         now_s = self._clock()
         look_s = self._sessions.next_look_s(now_s)
         if look_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(look_s - now_s, self._look)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(look_s - now_s, self._look, look_s)
 
-    def _look(self) -> None:
-        for client in self._sessions.take_expired(self._clock()):
+    def _look(self, due_s: float) -> None:
+        now_s = self._clock()
+        for client in self._sessions.take_expired(now_s, late_s=now_s - due_s):
             self._on_expired(client)
         self._look_later()

@@ -49,8 +49,15 @@ class Sessions:
         """The client has said good-bye, or has gone; it need not have a session."""
         self._leases.pop(client, None)
 
-    def take_expired(self, now_s: float) -> list[ClientRef]:
-        """End the sessions whose lease has run out, seen so for the second time."""
+    def take_expired(self, now_s: float, *, late_s: float = 0.0) -> list[ClientRef]:
+        """End the sessions whose lease has run out, seen so for the second time.
+
+        Args:
+            late_s: how much later than it was to be this look is. A daemon that was busy for so
+                long has not read what came meanwhile: then the look does not count.
+        """
+        if late_s > GRACE_S:
+            return []
         due = [client for client, lease in self._leases.items() if lease.ends_s <= now_s]
         expired = [client for client in due if self._leases[client].is_suspect]
         for client in due:

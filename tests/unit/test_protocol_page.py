@@ -10,6 +10,7 @@ import pytest
 
 import ipc
 from ipc import messages
+from ipc.codec import Encoding, Limits, decode_reply, decode_request, encode
 from runtime_cache import errors
 
 PAGE = (Path(ipc.__file__).parent / "PROTOCOL.md").read_text(encoding="utf-8")
@@ -62,3 +63,17 @@ def test_links_lead_somewhere() -> None:
 def test_lines_of_prose_are_short() -> None:
     prose = [line for line in PAGE.splitlines() if not line.startswith(("|", "{"))]
     assert [line for line in prose if len(line) > 100] == []
+
+
+def test_the_exchange_is_one_that_the_codec_takes() -> None:
+    lines = re.findall(r"^    (→|←) (\{.*\})$", chapter("An exchange, message by message"), re.M)
+    whole = [(way, text.encode()) for way, text in lines if "…" not in text]
+    assert len(whole) == len(lines) - 2
+    for way, text in whole:
+        assert decode_request(text, Limits()) if way == "→" else decode_reply(text)
+
+
+def test_the_bytes_of_a_ping() -> None:
+    (found,) = re.findall(r"^    (82 [0-9a-f ]+)$", PAGE, re.MULTILINE)
+    ping = messages.Ping(messages.MessageId("1"))
+    assert bytes.fromhex(found) == encode(ping, Encoding.MSGPACK)

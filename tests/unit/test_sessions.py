@@ -32,6 +32,16 @@ def test_a_message_between_the_looks_renews() -> None:
     assert sessions.take_expired(120.35) == [ALICE]
 
 
+def test_a_look_that_comes_late_does_not_count() -> None:
+    sessions = open_sessions(alice=10.0)
+    assert sessions.take_expired(110.0) == []
+    assert sessions.take_expired(115.0, late_s=GRACE_S + 0.001) == []
+    sessions.renew(ALICE, 115.0)  # what had come meanwhile is read
+    assert sessions.take_expired(115.25) == []
+    assert sessions.take_expired(125.0) == []
+    assert sessions.take_expired(125.25, late_s=GRACE_S) == [ALICE]
+
+
 def test_each_lease_is_its_own() -> None:
     sessions = open_sessions(alice=10.0, bob=20.0)
     sessions.take_expired(110.0)
