@@ -132,8 +132,10 @@ class Scheduler:
         if table.copy is not None:
             sequence.cache.copied(table)
         is_over = sequence.status == "ended"
-        is_prefilled = num_prefilled > 0 and sequence.num_to_prefill == 0
-        _commit(sequence, is_tail=is_over or is_prefilled)
+        is_tail = is_over or (num_prefilled > 0 and sequence.num_to_prefill == 0)
+        # After most steps no block has become full, and there is nothing to do.
+        if is_tail or sequence.num_computed >= (table.num_committed + 1) * table.block_size:
+            _commit(sequence, is_tail=is_tail)
         if is_over:
             sequence.cache.release(sequence.take_blocks())
         return num_prefilled
@@ -309,8 +311,6 @@ def _commit(sequence: Sequence, *, is_tail: bool) -> None:
     table, num_tokens = sequence.blocks(), sequence.num_reusable
     if not table.is_caching:
         return
-    if not is_tail and num_tokens < (table.num_committed + 1) * table.block_size:
-        return  # nothing new is full, which is the usual case
     num_full = sequence.cache.policy.cacheable(num_tokens) // table.block_size
     if is_tail or num_full > table.num_committed:
         sequence.chain.extend(sequence.tokens)

@@ -182,7 +182,7 @@ class Sequence:
         """
         if self._is_deterministic:
             return "prefill" if self.num_to_prefill > 0 else "decode"
-        return "decode" if self.num_to_feed == 1 else "prefill"
+        return "decode" if self.num_tokens - self.num_computed == 1 else "prefill"
 
     @property
     def max_hit_tokens(self) -> int:

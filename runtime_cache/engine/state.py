@@ -329,6 +329,7 @@ class EngineState:
         if has_bad:
             self._scheduler.withdraw_copies(step)
         samples = iter(event.samples)
+        num_fed = num_prefilled = 0
         bad: list[tuple[Sequence, BadLogits]] = []
         cleared: list[Sequence] = []
         for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
@@ -336,21 +337,19 @@ class EngineState:
             if isinstance(sampled, BadLogits):
                 bad.append((sequence, sampled))
                 continue
-            self._settle(sequence, len(row.token_ids), sampled)
+            num_fed += len(row.token_ids)
+            num_prefilled += self._scheduler.settle(sequence, len(row.token_ids))
+            if sequence.status == "ready":
+                self._go_on(sequence, sampled)
             if sampled is not None and sequence.suspects:
                 cleared.append(sequence)
+        self._counters.prefill_tokens += num_prefilled
+        self._counters.decode_tokens += num_fed - num_prefilled
         # Last, since what is dropped here may be what the others have just gone on from.
         for sequence, logits in bad:
             self._end_failed(self._failures.bad_logits(sequence, logits))
         for sequence in cleared:
             self._failures.convict(sequence, self._tables())
-
-    def _settle(self, sequence: Sequence, num_fed: int, sampled: Sampled | None) -> None:
-        num_prefilled = self._scheduler.settle(sequence, num_fed)
-        self._counters.prefill_tokens += num_prefilled
-        self._counters.decode_tokens += num_fed - num_prefilled
-        if sequence.status == "ready":
-            self._go_on(sequence, sampled)
 
     def _go_on(self, sequence: Sequence, sampled: Sampled | None) -> None:
         """After a step: take the sampled token, end what is complete."""
