@@ -3,7 +3,8 @@
 libzmq asks for each handshake on a CURVE socket, over `inproc://zeromq.zap.01` of the socket's own
 context. What it may connect is decided there; whether it may still do so is looked up again at
 each message, by the key that libzmq notes at every frame, so that a key that was removed ends at
-once. Without an answer nobody connects (ZAP_ENFORCE_DOMAIN).
+once. (What a peer says of itself cannot take the place of that note: libzmq puts its own in first.)
+Without an answer nobody connects (ZAP_ENFORCE_DOMAIN).
 
 The protocol is pyzmq's (`zmq.auth`); the reading is a `Pump`, as for all sockets here, because
 pyzmq's own asyncio task would end at the first exception, and every handshake with it.

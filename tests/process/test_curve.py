@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import time
@@ -94,6 +95,26 @@ def test_who_may_connect_and_what_for(daemon: DaemonProcess, folder: KeyFolder) 
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
         with Client(daemon.endpoint, curve=folder.curve("bob")) as client:
             assert client.ping().state == "serving"
+
+
+#: What a client of CURVE says first: ZMTP's greeting, and HELLO with an empty key and box.
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+HELLO = b"\x04\xc8\x05HELLO\x01\x00" + bytes(192)
+
+
+def test_damaged_handshakes_hurt_nobody(daemon: DaemonProcess, folder: KeyFolder) -> None:
+    host, port = daemon.endpoint.removeprefix("tcp://").split(":")
+    chance = random.Random(1)
+    with ExitStack() as stack:
+        for _ in range(150):
+            said = bytearray(GREETING + HELLO)
+            for _ in range(chance.randrange(4)):
+                said[chance.randrange(len(said))] = chance.randrange(256)
+            plain = stack.enter_context(socket.create_connection((host, int(port))))
+            plain.sendall(said[: chance.randrange(1, len(said) + 1)])
+        with Client(daemon.endpoint, curve=folder.curve("chief")) as chief:
+            assert chief.ping().state == "serving"
+            assert chief.stats()["security"]["num_keys"] == len(KEYS)
 
 
 def test_the_tenant_is_that_of_the_key(daemon: DaemonProcess, folder: KeyFolder) -> None:
