@@ -223,6 +223,17 @@ async def test_not_started_it_leaves_nothing() -> None:
         socket.create_connection(server.address)
 
 
+async def test_an_ipv6_address() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this host has no IPv6")
+    async with metrics_server("[::1]:0") as server:
+        assert server is not None
+        assert (await get(server, "/health")).text.startswith("loading\n")
+        assert str(server.address).startswith("[::1]:")
+
+
 async def test_off_by_default_and_loud_when_exposed() -> None:
     with capture_logs() as logs:
         async with metrics_server("") as server:
