@@ -11,23 +11,20 @@ import time
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 
 import structlog
 
 from om_models import memory_plan
-from om_models.bundle import Bundle, load_bundle
+from om_models.bundle import Bundle
 from om_models.chat import ChatTemplateError
-from om_models.chat_process import ChatProcess
 from om_models.manifest import Manifest
-from om_models.tokenizer import Tokenizer, TokenizerError
 from runtime_cache import shortage
 from runtime_cache.cache.hashing import root_digest
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.config import CacheConfig, Config, parse_bytes
 from runtime_cache.device.acl_device import AclDevice, MemoryInfo
 from runtime_cache.device.kv_layout import KvLayout
-from runtime_cache.device.select import load_acl, parse_device
+from runtime_cache.device.select import load_acl
 from runtime_cache.device.thread import DeviceThread
 from runtime_cache.device_memory import MemoryWatch, memory_or_none, taken_bytes
 from runtime_cache.engine.batch import StepBatch
@@ -42,7 +39,6 @@ from runtime_cache.engine.state import EngineState
 from runtime_cache.engine.warm_up import warm_up_batches
 from runtime_cache.errors import (
     AclError,
-    BundleError,
     ConfigError,
     DeviceError,
     DeviceLost,
@@ -51,6 +47,7 @@ from runtime_cache.errors import (
 )
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
 from runtime_cache.salts import load_salts, state_directory
+from runtime_cache.served_bundle import read_bundle, read_texts
 from runtime_cache.shares import policy_for, share_out
 from runtime_cache.start_stages import StartStages, Tell, tell_nobody
 
@@ -82,7 +79,7 @@ class Runtime:
         manifest = bundle.manifest
         self.config = config
         self.bundle = bundle
-        self.tokenizer, self.chat_template = _read_texts(bundle)
+        self.tokenizer, self.chat_template = read_texts(bundle)
         self.gears = _gears(config, manifest)
         self.soc_name = ""
         self.executor: Executor
@@ -111,7 +108,7 @@ class Runtime:
             DeviceError: the device or its driver; nothing is left open.
         """
         stages = StartStages(tell)
-        bundle = await asyncio.to_thread(_load_bundle, config, stages)
+        bundle = await asyncio.to_thread(read_bundle, config, stages)
         runtime = cls(config, bundle, stages)
         try:
             await runtime.thread.run(runtime._open_device)
@@ -347,46 +344,6 @@ class Runtime:
         for fault in salts.faults:
             log.warning("salt_not_kept", fault=fault)
         return salts.by_tenant
-
-
-def _load_bundle(config: Config, stages: StartStages) -> Bundle:
-    if not config.model.bundle:
-        raise ConfigError("model.bundle is not set: name a directory made by rtcache-convert")
-    if not config.device.device:
-        raise ConfigError(
-            'device.device is not set: "npu:0" for Ascend device 0, "sim:0" for the software device'
-        )
-    kind, _ = parse_device(config.device.device)
-    log.info("bundle_reading", path=config.model.bundle, verify=config.model.verify)
-    stages.reading(config.model.bundle)
-    path, verify = Path(config.model.bundle), config.model.verify
-    bundle = load_bundle(path, verify=verify, progress=stages.checking)
-    wanted = "sim" if kind == "sim" else "ascend"
-    if bundle.manifest.target != wanted:
-        raise BundleError(
-            f"the bundle was made with --target {bundle.manifest.target}, device "
-            f"{config.device.device} needs --target {wanted}: convert again"
-        )
-    return bundle
-
-
-def _read_texts(bundle: Bundle) -> tuple[Tokenizer, ChatProcess | None]:
-    manifest = bundle.manifest
-    try:
-        tokenizer = Tokenizer.load(
-            bundle.path / "tokenizer.json", manifest.bos_token_id, manifest.eos_token_ids
-        )
-        if manifest.chat_template is None:
-            return tokenizer, None
-        bos, eos = manifest.bos_token_id, manifest.eos_token_ids
-        template = ChatProcess(
-            manifest.chat_template,
-            bos_token="" if bos is None else tokenizer.token_text(bos),
-            eos_token=tokenizer.token_text(eos[0]) if eos else "",
-        )
-    except (TokenizerError, ChatTemplateError) as error:
-        raise BundleError(f"{bundle.path}: {error}") from error
-    return tokenizer, template
 
 
 def _gears(config: Config, manifest: Manifest) -> GearTable:

@@ -26,6 +26,7 @@ from runtime_cache.device.kv_reader import KvReader
 from runtime_cache.device.om_model import LoadedGear, OmModel
 from runtime_cache.device.teardown import Teardown
 from runtime_cache.engine.batch import InputViews, StepBatch, check_batch, write_inputs
+from runtime_cache.engine.device_counters import ProbeCounters, RoleCounters
 from runtime_cache.engine.gears import Role
 from runtime_cache.errors import (
     AclError,
@@ -54,36 +55,6 @@ def _promise_nobody(may_take_s: float) -> None:
 
 def _tell_nobody(om: OmFile, number: int) -> None:
     """Nobody wants to know what is being loaded."""
-
-
-@dataclass(slots=True)
-class RoleCounters:
-    """What steps of one role have done on the device; failed steps are not counted.
-
-    Attributes:
-        num_steps: steps that synchronised.
-        rows_copied: token rows copied from one place of the pool to another.
-        rows_appended: computed token rows put into the pool.
-        rows_padded: token rows computed for nothing, because gears are larger than batches.
-    """
-
-    num_steps: int = 0
-    rows_appended: int = 0
-    rows_padded: int = 0
-    rows_copied: int = 0
-
-
-@dataclass(slots=True)
-class ProbeCounters:
-    """How often the device was asked whether it still works, after steps that had failed.
-
-    Attributes:
-        num_probes: so often.
-        num_failed: those that the device did not pass.
-    """
-
-    num_probes: int = 0
-    num_failed: int = 0
 
 
 class _Moved(NamedTuple):

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from om_models.bundle import Bundle
-from runtime_cache.engine.executor import Executor, RoleCounters
+from runtime_cache.engine.device_counters import RoleCounters
+from runtime_cache.engine.executor import Executor
 from tests.support.devices import num_leaked, opened
 from tools.bench import device_probes
 from tools.bench.device_probes import LEAST_RUNS, MemoryProbe, Prompt, StepProbe

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from runtime_cache.aclsim import inspect
-from runtime_cache.engine.executor import Executor, RoleCounters
+from runtime_cache.engine.device_counters import RoleCounters
+from runtime_cache.engine.executor import Executor
 from tests.sim.conftest import Opener
 from tests.support.devices import opened
 from tests.support.sum_chat import BLOCK, FOUR, LARGE, ONE, SMALL, Chat, step

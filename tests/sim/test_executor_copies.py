@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from runtime_cache.aclsim import faults, inspect
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.engine.batch import RowCopy
-from runtime_cache.engine.executor import Executor, RoleCounters
+from runtime_cache.engine.device_counters import RoleCounters
+from runtime_cache.engine.executor import Executor
 from runtime_cache.errors import AclError, InternalError
 from tests.sim.conftest import Opener
 from tests.support.devices import opened

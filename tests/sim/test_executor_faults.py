@@ -12,7 +12,8 @@ from om_models.manifest import Gear
 from runtime_cache.aclsim import faults, inspect
 from runtime_cache.device.acl_device import AclDevice
 from runtime_cache.device.select import load_acl
-from runtime_cache.engine.executor import Executor, RoleCounters
+from runtime_cache.engine.device_counters import RoleCounters
+from runtime_cache.engine.executor import Executor
 from runtime_cache.errors import (
     AclError,
     BundleError,
