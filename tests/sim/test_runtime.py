@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from ipc.messages import MessageId
 from om_models.bundle import Bundle
 from runtime_cache.aclsim import faults, inspect
+from runtime_cache.cache.listing import EntryQuery
 from runtime_cache.config import Config
 from runtime_cache.errors import AclError, BundleError, ConfigError, OutOfDeviceMemory
 from runtime_cache.facts import DaemonFacts
@@ -157,13 +158,13 @@ async def test_facts_add_up(tiny_bundle: Bundle) -> None:
         # 20 tokens of the prefix and 2 of the prompt; 1 answer token was fed back.
         assert stats["device"]["prefill"]["rows_appended"] == 22
         assert stats["device"]["decode"]["rows_appended"] == 1
-        entries, total = facts.entries(limit=1)
+        entries, total = facts.entries(EntryQuery(limit=1))
         assert (total, len(entries)) == (2, 1)
         assert (entries[0].num_tokens, entries[0].prefix_id, entries[0].hits) == (23, None, 1)
-        ((entry,), _) = facts.entries(limit=1, offset=1)
+        ((entry,), _) = facts.entries(EntryQuery(limit=1, offset=1))
         assert (entry.num_tokens, entry.prefix_id, entry.kept) == (20, "p", "registered")
         assert not entry.in_use
-        assert facts.entries(limit=1, offset=2) == ((), 2)
+        assert facts.entries(EntryQuery(limit=1, offset=2)) == ((), 2)
 
 
 # --- free device memory ---------------------------------------------------------------------------
