@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from ipc.messages import Evicted
 from tests.support.admin_answers import DIGEST, ID, LONG_NAME, WHOLE_ID, entry
 from tests.support.admin_client import STATS, WideClient, run
-from tools.admin.command import short_count, short_size, short_time
+from tools.admin.command import say, short_count, short_size, short_time
 from tools.admin.commands import COMMANDS
 from tools.admin.registering import Register
 
@@ -329,3 +330,9 @@ def test_sizes_in_tables(num_bytes: int, text: str) -> None:
 
 def test_the_manual_of_register_says_what_a_line_holds() -> None:
     assert all(f'"{word}"' in (Register.__doc__ or "") for word in ("text", "prompt_ids", "name"))
+
+
+def test_what_users_sent_does_not_move_an_operators_cursor() -> None:
+    out = StringIO()
+    say(Console(file=out), "a\x1b]0;b\x07\x1b[2Jc\r\x9b1m\u202edä [bold]e\nf")
+    assert out.getvalue() == "a\\x1b]0;b\\x07\\x1b[2Jc\\r\\x9b1m\\u202edä [bold]e\nf\n"

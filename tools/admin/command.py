@@ -27,6 +27,9 @@ PREFIX_ID_CHARS = 18
 #: Less was done than was asked for, or nothing: something was in use or kept, or nothing matched.
 EXIT_PARTLY = 4
 
+#: What a terminal obeys instead of showing it, but for line ends and tabs; the last two ranges turn
+#: the direction of writing.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)\Z", re.ASCII)
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -142,8 +145,16 @@ def counted(number: int, noun: str, nouns: str | None = None) -> str:
 
 
 def say(out: Console, text: str) -> None:
-    """One line for people, whole: nothing in it is broken, or taken for markup."""
-    out.print(text, soft_wrap=True, markup=False)
+    """One line for people, whole: nothing in it is broken, or taken for markup.
+
+    What is cached was sent by users: it is not to move an operator's cursor, or worse.
+    """
+    out.print(_CONTROLS.sub(_written_out, text), soft_wrap=True, markup=False)
+
+
+def _written_out(control: re.Match[str]) -> str:
+    """A control character as a programmer writes it, such as `\\x1b`."""
+    return control[0].encode("unicode_escape").decode("ascii")
 
 
 def plain(reply: msgspec.Struct) -> dict[str, Any]:
