@@ -168,6 +168,11 @@ MUTATIONS: tuple[Mutation, ...] = (
 def mutated(chance: random.Random, corpus: Corpus) -> bytes:
     """A recorded frame after no, one or a few mutations; requests more often than replies."""
     frame = chance.choice(corpus.requests if chance.random() < 0.9 else corpus.replies)
+    return mutated_from(chance, frame, corpus)
+
+
+def mutated_from(chance: random.Random, frame: bytes, corpus: Corpus) -> bytes:
+    """A frame after no, one or a few mutations."""
     for _ in range(chance.choice((0, 1, 1, 1, 1, 2, 3))):
         frame = chance.choice(MUTATIONS)(chance, frame, corpus)
     return inflate(chance, frame, corpus) if chance.random() < 0.01 else frame
