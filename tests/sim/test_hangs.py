@@ -143,7 +143,7 @@ async def test_a_request_that_is_cancelled_meanwhile_leaves_its_blocks_to_the_st
             host.engine.cancel(RequestId(1), "client")
             final = await ear.final
             assert isinstance(final, FinishRequest)
-            assert final.reason == "shutdown"
+            assert final.reason == "cancelled"
             late = host.submit(OTHER, NUM_TOKENS)
             await host.runtime.memory.look()
         host.end_hang()
