@@ -13,6 +13,7 @@ What the child does is in `chat_worker`; what it may do besides is in `chat`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import subprocess
@@ -28,6 +29,8 @@ from om_models.chat import ChatTemplateError, Message, check_messages, check_syn
 RENDER_LIMIT_S = 3.0
 #: The child's start, and the template's compilation.
 _START_LIMIT_S = 20.0
+#: If that failed, it is not tried again before this [seconds].
+_RETRY_S = 60.0
 #: Address space of the child [bytes].
 MEMORY_LIMIT_BYTES = 1024**3
 #: Of a reply [bytes]; JSON takes at most 12 for a character.
@@ -76,8 +79,10 @@ class ChatProcess:
         self._limit_s = limit_s
         self._lock = threading.Lock()
         self._child: _Child | None = None
-        #: Why the template cannot be used at all; empty if it can, as far as is known.
+        self._is_closed = False
+        #: Why the template cannot be used, and until when that counts; empty if it can.
         self._fault = ""
+        self._fault_until_s = 0.0
 
     def start(self) -> None:
         """Start the child, so that the first conversation need not wait for it.
@@ -106,25 +111,39 @@ class ChatProcess:
                 raise ChatTemplateError(f"the chat template {ended}") from ended
 
     def close(self) -> None:
-        """End the child. Idempotent; a later conversation starts another."""
+        """End the child, whatever it is doing; nothing is rendered any more. Idempotent."""
+        self._is_closed = True
+        child = self._child
+        if child is not None:
+            child.kill()  # whoever waits for it, with the lock held, then does no longer
         with self._lock:
             self._drop()
 
     def _started(self) -> _Child:
-        if self._fault:
+        self._check_open()
+        if self._fault and time.monotonic() < self._fault_until_s:
             raise ChatTemplateError(self._fault)
         if self._child is None:
             self._child = _Child()
             try:
+                self._check_open()
                 _text_of(self._child.ask(self._setup, _START_LIMIT_S))
             except (ChatTemplateError, _Ended) as error:
                 self._drop()
+                self._check_open()
                 self._fault = f"the chat template cannot be compiled: {error}"
+                # What it said will not change; what killed it may have passed.
+                wait_s = _RETRY_S if isinstance(error, _Ended) else math.inf
+                self._fault_until_s = time.monotonic() + wait_s
                 raise ChatTemplateError(self._fault) from error
             except BaseException:
                 self._drop()
                 raise
         return self._child
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ChatTemplateError("the chat template is closed")
 
     def _drop(self) -> None:
         if self._child is not None:
@@ -174,8 +193,12 @@ class _Child:
         reply: dict[str, Any] = json.loads(self._read(num_bytes, end_s, limit_s))
         return reply
 
+    def kill(self) -> None:
+        """Stop it; to be called from any thread."""
+        self._process.kill()
+
     def end(self) -> None:
-        """Kill it; nothing of it is left."""
+        """Stop it; nothing of it is left."""
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

@@ -193,14 +193,14 @@ class Runtime:
             try:
                 await asyncio.to_thread(self.chat_template.start)
             except ChatTemplateError as error:
-                log.warning("template_failed", error=str(error))
+                if not self._is_closed:
+                    log.warning("template_failed", error=str(error))
 
     async def _close_template(self) -> None:
+        if self.chat_template is not None:
+            self.chat_template.close()
         if self._template_start is not None:
             await self._template_start
-        if self.chat_template is not None:
-            # Waits for a conversation that is being laid out, so not in the loop's thread.
-            await asyncio.to_thread(self.chat_template.close)
 
     def run_step(self, batch: StepBatch) -> Awaitable[Samples]:
         """Run a batch on the device thread and sample there, off the event loop.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,20 @@ def test_nothing_is_left_of_a_closed_one() -> None:
     template.close()
     template.close()
     assert children() == before
+    with pytest.raises(ChatTemplateError, match="is closed"):
+        template.render([USER])
+
+
+def test_closing_does_not_wait_for_a_conversation_that_hangs() -> None:
+    template = ChatProcess(HOSTILE["loops in loops"], limit_s=1000.0)
+    template.start()
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(template.render, [USER])
+        while not hanging.running():
+            pass
+        template.close()
+        with pytest.raises(ChatTemplateError, match=r"ended its process|is closed"):
+            hanging.result()
 
 
 def test_the_child_ends_with_its_parent() -> None:
