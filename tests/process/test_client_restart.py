@@ -124,6 +124,7 @@ def test_a_kill_ends_what_it_must_and_the_same_clients_go_on(
     requester.close()
 
 
+@pytest.mark.long
 def test_many_answers_outlive_a_kill(null_bundle: Path, tmp_path: Path) -> None:
     """Requests that were lost are made again: every one of them is answered in the end."""
     endpoint = f"ipc://{tmp_path}/s"
