@@ -216,8 +216,9 @@ def lives_for(seconds: float, chance: random.Random) -> Iterator[Life]:
     """As many as there is time for."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
-        yield lost(chance.randint(1, 3000))
-        yield hung(chance.randint(1, 3000))
+        # The first two are the daemon's own, before it is ready.
+        yield lost(chance.randint(3, 3000))
+        yield hung(chance.randint(3, 3000))
         yield Life(0)
 
 
