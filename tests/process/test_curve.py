@@ -6,18 +6,21 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import zmq
 
+from ipc.cli import main as cli_main
 from ipc.curve_keys import CurveKeys
 from ipc.errors import NotWelcome, ServerError
 from ipc.sync_client import Client
+from runtime_cache.daemon import main as daemon_main
 from tests.support.curve import TENANTS, CurveSocket, KeyFolder, curve_options, keyed_daemon
 from tests.support.rtcached import PATIENCE_S, run, wait_until_idle
+from tools.admin.main import main as admin_main
 from tools.daemon_process import DaemonProcess
 
 PROMPT = "You are a help desk. " * 10  # 210 tokens
@@ -295,27 +298,51 @@ def test_sockets_of_one_kind_only(null_bundle: Path, folder: KeyFolder) -> None:
                             client.ping()
 
 
-def start(bundle: Path, *flags: str) -> tuple[int, str]:
-    """What a daemon that does not start ends with, and says."""
-    fixed = ("--model-bundle", str(bundle), "--device", "sim:0")
-    ended = run("runtime_cache.daemon", *fixed, *flags)
-    return ended.code, ended.complaint
+Say = pytest.CaptureFixture[str]
 
 
-def test_a_secret_that_others_may_read_stops_the_start(
-    null_bundle: Path, folder: KeyFolder
-) -> None:
+def check_config(capsys: Say, *flags: str) -> tuple[int, str, str]:
+    """Exit code, output and complaint of `rtcached --check-config`."""
+    code = daemon_main(["--check-config", *flags])
+    return (code, *capsys.readouterr())
+
+
+def flags_of(folder: KeyFolder) -> list[str]:
+    options = curve_options(folder) | {
+        "config": str(folder.config),
+        "ipc_admin_endpoint": f"ipc://{folder.list}.s",
+    }
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+
+
+def test_a_secret_that_others_may_read_stops_the_start(folder: KeyFolder, capsys: Say) -> None:
     folder.server.chmod(0o644)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in curve_options(folder).items()]
-    code, complaint = start(null_bundle, f"--ipc-admin-endpoint=ipc://{folder.list}.s", *flags)
+    code, _, complaint = check_config(capsys, *flags_of(folder))
+    folder.server.chmod(0o600)
     assert code == 2
     assert "ipc.server_key_file: the key file" in complaint
     assert "has mode 0644: others may use the secret in it" in complaint
 
 
-def test_tcp_without_keys_is_refused_with_a_sentence(null_bundle: Path, tmp_path: Path) -> None:
-    flags = ("--ipc-endpoint=tcp://127.0.0.1:5555", f"--ipc-admin-endpoint=ipc://{tmp_path}/a")
-    code, complaint = start(null_bundle, *flags)
+def test_a_wrong_list_stops_the_start(folder: KeyFolder, capsys: Say) -> None:
+    assert check_config(capsys, *flags_of(folder))[0] == 0
+    folder.write({"a": {"tenant": "carol"}})
+    code, out, complaint = check_config(capsys, *flags_of(folder))
+    assert (code, out) == (2, "")
+    assert "a: there is no tenant 'carol' in the configuration" in complaint
+
+
+def test_a_daemon_with_wrong_keys_does_not_start(null_bundle: Path, folder: KeyFolder) -> None:
+    folder.list.unlink()
+    bundle = ("--model-bundle", str(null_bundle), "--device", "sim:0")
+    ended = run("runtime_cache.daemon", *bundle, *flags_of(folder))
+    assert ended.code == 2
+    assert "cannot read the list of keys" in ended.complaint
+
+
+def test_tcp_without_keys_is_refused_with_a_sentence(capsys: Say) -> None:
+    tcp = ("--ipc-endpoint=tcp://127.0.0.1:5555", "--ipc-admin-endpoint=ipc://a")
+    code, _, complaint = check_config(capsys, *tcp)
     assert code == 2
     assert "tcp://127.0.0.1:5555: TCP needs CURVE" in complaint
     assert "ipc.server_key_file and ipc.keys_file (docs/security.md)" in complaint
@@ -336,9 +363,9 @@ def test_insecure_tcp_is_said_aloud(null_bundle: Path, tmp_path: Path) -> None:
             assert any("without CURVE" in sentence for sentence in admin.stats()["warnings"])
 
 
-def test_the_flag_insecure_tcp_is_that_option() -> None:
-    ended = run("runtime_cache.daemon", "--insecure-tcp", "--check-config")
-    (row,) = [line.split() for line in ended.out.splitlines() if "insecure_tcp" in line]
+def test_the_flag_insecure_tcp_is_that_option(capsys: Say) -> None:
+    _, out, _ = check_config(capsys, "--insecure-tcp")
+    (row,) = [line.split() for line in out.splitlines() if "insecure_tcp" in line]
     assert row == ["ipc.insecure_tcp", "true", "flag", "--ipc-insecure-tcp"]
 
 
@@ -349,43 +376,40 @@ def wait_for_keys(admin: Client, num_keys: int) -> None:
         assert time.monotonic() < give_up_s
 
 
-def test_the_commands_take_keys(daemon: DaemonProcess, folder: KeyFolder) -> None:
-    def ask(command: str, *words: str, key: str) -> tuple[int, str, str]:
+def test_the_commands_take_keys(daemon: DaemonProcess, folder: KeyFolder, capsys: Say) -> None:
+    def ask(main: Callable[[list[str]], int], *words: str, key: str) -> tuple[int, str, str]:
+        folder.pair(key)
         secret = folder.directory / f"{key}.key_secret"
         keys = ("--server-key", str(folder.server.with_suffix(".key")), "--key-file", str(secret))
-        ended = run(command, "--endpoint", daemon.endpoint, *keys, *words)
-        return ended.code, ended.out, ended.complaint
+        code = main(["--endpoint", daemon.endpoint, *keys, *words])
+        return (code, *capsys.readouterr())
 
-    assert ask("ipc.cli", "ping", key="bob")[0] == 0
-    code, out, _ = ask("tools.admin.main", "stats", "--json", key="chief")
+    assert ask(cli_main, "ping", key="bob")[0] == 0
+    code, out, _ = ask(admin_main, "stats", "--json", key="chief")
     assert (code, '"num_keys"' in out) == (0, True)
-    code, _, complaint = ask("tools.admin.main", "stats", key="bob")
+    code, _, complaint = ask(admin_main, "stats", key="bob")
     assert code == 1
     assert "from administrators' keys only" in complaint
-    folder.pair("stranger")
-    code, _, complaint = ask("ipc.cli", "ping", key="stranger")
+    code, _, complaint = ask(cli_main, "ping", key="stranger")
     assert code == 3
     assert "its key is not in the daemon's list of keys" in complaint
     (folder.directory / "bob.key_secret").chmod(0o644)
-    code, _, complaint = ask("ipc.cli", "ping", key="bob")
+    refused = ask_with_open_secret(folder, daemon.endpoint)
     (folder.directory / "bob.key_secret").chmod(0o600)
-    assert code == 2
-    assert "others may use the secret in it" in complaint
+    assert refused == 2
+    assert "others may use the secret in it" in capsys.readouterr().err
 
 
-def test_half_of_the_keys_is_a_wrong_command_line(folder: KeyFolder) -> None:
-    ended = run("ipc.cli", "ping", env={"RTCACHE_KEY_FILE": str(folder.server)})
-    assert ended.code == 2
-    assert "--server-key and --key-file are given together, or neither" in ended.complaint
+def ask_with_open_secret(folder: KeyFolder, endpoint: str) -> int:
+    keys = ("--server-key", folder.pair("server").public)
+    secret = ("--key-file", str(folder.directory / "bob.key_secret"))
+    return cli_main(["--endpoint", endpoint, *keys, *secret, "ping"])
 
 
-def test_a_wrong_list_is_found_before_the_start(folder: KeyFolder) -> None:
-    folder.server.chmod(0o600)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in curve_options(folder).items()]
-    where = f"--ipc-admin-endpoint=ipc://{folder.list}.s"
-    config = f"--config={folder.config}"
-    assert run("runtime_cache.daemon", "--check-config", config, where, *flags).code == 0
-    folder.write({"a": {"tenant": "carol"}})
-    ended = run("runtime_cache.daemon", "--check-config", config, where, *flags)
-    assert (ended.code, ended.out) == (2, "")
-    assert "a: there is no tenant 'carol' in the configuration" in ended.complaint
+def test_half_of_the_keys_is_a_wrong_command_line(
+    folder: KeyFolder, capsys: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RTCACHE_KEY_FILE", str(folder.server))
+    assert cli_main(["ping"]) == 2
+    sentence = "--server-key and --key-file are given together, or neither"
+    assert sentence in capsys.readouterr().err

@@ -78,7 +78,14 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(HOSTILE))
+#: The others are run by `make test-long`.
+QUICK = ("loops in loops", "a list that holds itself twice over", "a wide text")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in HOSTILE],
+)
 def test_a_hostile_template_costs_its_limits_and_no_more(name: str) -> None:
     template = ChatProcess(HOSTILE[name], limit_s=SHORT_S, memory_bytes=256 * 1024**2)
     with (
@@ -97,10 +104,9 @@ def test_a_template_that_is_worked_out_when_it_is_compiled() -> None:
 def test_after_a_hostile_conversation_the_next_is_as_good_as_any() -> None:
     source = "{% if messages[0].content == 'hang' %}" + HOSTILE["loops in loops"] + "{% endif %}ok"
     with closing(ChatProcess(source, limit_s=SHORT_S)) as template:
-        for _ in range(2):
-            assert template.render([USER]) == "ok"
-            with pytest.raises(ChatTemplateError, match=r"longer than 0\.3 s, and was stopped"):
-                template.render([{"role": "user", "content": "hang"}])
+        assert template.render([USER]) == "ok"
+        with pytest.raises(ChatTemplateError, match=r"longer than 0\.3 s, and was stopped"):
+            template.render([{"role": "user", "content": "hang"}])
         assert template.render([USER]) == "ok"
 
 
