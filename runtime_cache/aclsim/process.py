@@ -63,6 +63,19 @@ class Context:
             stream.stop(self.stopped)
         return stream
 
+    def stream(self, handle: int) -> Stream:
+        """One of its streams; 0 is the default stream.
+
+        Raises:
+            AclFailure: 107003 if the stream belongs elsewhere or was destroyed.
+        """
+        if handle == 0:
+            return self.default_stream
+        found = self.streams.get(handle)
+        if found is None:
+            raise AclFailure(codes.RT_STREAM_CONTEXT, f"{handle:#x} is no stream of this context")
+        return found
+
     def _note_failure(self, stream: Stream, failure: AclFailure) -> None:
         """A task failed: its device may be lost, and the program may want to be told."""
         self.device.note_failure(failure)
@@ -304,13 +317,7 @@ def current_stream(handle: int) -> Stream:
     Raises:
         AclFailure: 107003 if the stream belongs elsewhere or was destroyed; as `current_context`.
     """
-    context = current_context()
-    if handle == 0:
-        return context.default_stream
-    stream = context.streams.get(handle)
-    if stream is None:
-        raise AclFailure(codes.RT_STREAM_CONTEXT, f"{handle:#x} is no stream of this context")
-    return stream
+    return current_context().stream(handle)
 
 
 def note_failure(failure: AclFailure) -> None:

@@ -134,8 +134,8 @@ def memcpy(dst: int, dst_max: int, src: int, count: int, kind: int) -> None:
 @acl_function("kkkkik")
 def memcpy_async(dst: int, dst_max: int, src: int, count: int, kind: int, stream: int) -> None:
     """Copies at its turn in the stream; pageable host data are taken at the call."""
-    target = current_stream(stream)
-    copies.copy_later(current_context(), target, dst, dst_max, src, count, kind)
+    context = current_context()
+    copies.copy_later(context, context.stream(stream), dst, dst_max, src, count, kind)
 
 
 @acl_function("kkkkkki")
