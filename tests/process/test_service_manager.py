@@ -100,7 +100,11 @@ def test_from_the_start_to_the_end(
         assert ready == {"READY": "1", "STATUS": status}
         assert_nothing_ran(admin.stats())
         manager.until(ALIVE.__eq__)
+        daemon.process.send_signal(signal.SIGHUP)  # as ExecReload does
+        daemon.wait_for("signal")
+        manager.until(ALIVE.__eq__)
         daemon.stop()
+        assert not any("RELOADING" in message for message in manager.heard)
         (stopping,) = (message for message in manager.rest() if "STOPPING" in message)
         assert stopping == {
             "STOPPING": "1",
