@@ -68,4 +68,6 @@ def test_every_promise_and_every_proof_is_there() -> None:
     assert [int(number) for number, *_ in promises] == list(range(1, 12))
     proofs = rows("What was to be proved")
     assert len(proofs) == 6
-    assert all("::" in cells[-1] for cells in promises + proofs)
+    operated = rows("A daemon that is operated")
+    assert len(operated) == 10
+    assert all("::" in cells[-1] for cells in promises + proofs + operated)
