@@ -23,7 +23,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from runtime_cache.config import Config, TenantConfig, conflicts
+from runtime_cache.config import Config, TenantConfig
+from runtime_cache.conflicts import conflicts
 from runtime_cache.errors import ConfigError
 
 if sys.version_info >= (3, 11):

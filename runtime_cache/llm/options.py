@@ -18,8 +18,8 @@ from runtime_cache.config import (
     CacheConfig,
     Config,
     PositiveInt,
-    conflicts,
 )
+from runtime_cache.conflicts import conflicts
 from runtime_cache.device.select import load_acl, parse_device
 from runtime_cache.errors import ConfigError
 
