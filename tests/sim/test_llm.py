@@ -227,7 +227,7 @@ def test_releasing(bundle: Path) -> None:
         prefix = llm.register_prefix(SYSTEM)
         kept = pool_of(llm)["kept_blocks"]
         assert kept == -(-prefix.num_tokens // BLOCK)
-        assert llm.evict(all=True).in_use_blocks == kept
+        assert llm.evict(all=True).kept_blocks == kept
         llm.release_prefix(prefix)
         assert pool_of(llm)["kept_blocks"] == 0
         assert llm.evict(all=True).num_blocks == kept
