@@ -56,6 +56,7 @@ class ClientLink:
             on_send=self._watcher.soon,
         )
         self._heart: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._watcher.start()
         self._schedule_beat()
 
@@ -63,7 +64,7 @@ class ClientLink:
         self, kind: type[AnyRequest], fields: Mapping[str, Any], window: int | None = None
     ) -> Call:
         """Make and send a request; raises what `Session.start` raises, and Closed."""
-        if self._dealer.socket.closed:
+        if self._is_closed:
             raise Closed("the client is closed")
         return self._link.start(kind, fields, window)
 
@@ -97,6 +98,7 @@ class ClientLink:
 
     def close(self) -> None:
         """End every call with `Closed`, and vanish."""
+        self._is_closed = True
         if self._heart is not None:
             self._heart.cancel()
         if self._alarm is not None:

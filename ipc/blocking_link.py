@@ -20,6 +20,9 @@ from ipc.link import PROBE_S, Link, LinkOptions
 from ipc.messages import AnyRequest
 from ipc.session import Call, Session
 
+#: Pause before the next look while no socket could be made [seconds].
+_PAUSE_S = 0.1
+
 
 class ClientLink:
     """Belongs to one thread at a time, but for its heartbeats.
@@ -127,6 +130,9 @@ class ClientLink:
         """Whether something has come."""
         if self.is_closed:
             raise Closed("the client was closed")
+        if not self._dealer.has_socket:
+            time.sleep(min(wait_s, _PAUSE_S))
+            return False
         poller = zmq.Poller()
         poller.register(self._dealer.socket, zmq.POLLIN)
         poller.register(self._dealer.events, zmq.POLLIN)

@@ -100,11 +100,14 @@ class Dealer:
         self._open()
 
     def send(self, payload: bytes) -> None:
-        """Hand a message to libzmq; never waits."""
-        self.socket.send(payload, zmq.NOBLOCK)
+        """Hand a message to libzmq; never waits. Without a socket it is dropped."""
+        if self.has_socket:
+            self.socket.send(payload, zmq.NOBLOCK)
 
     def receive(self) -> bytes | None:
         """The next message, or None if there is none yet. A message is one frame."""
+        if not self.has_socket:
+            return None
         try:
             return self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
@@ -112,19 +115,28 @@ class Dealer:
 
     def has_broken(self) -> bool:
         """Take libzmq's news; whether a connection that was up has ended."""
-        while self.events.poll(0):
+        while self.has_socket and self.events.poll(0):
             if self._note(self.events.recv_multipart(zmq.NOBLOCK)):
                 return True
         return False
 
+    @property
+    def has_socket(self) -> bool:
+        """False once it is closed, and when no new socket could be made."""
+        return not self.socket.closed
+
     def renew(self) -> None:
-        """Drop all that was not sent or received yet, and connect anew."""
+        """Drop all that was not sent or received yet, and connect anew.
+
+        Raises:
+            EndpointError: there is no room for another socket; there is none now.
+        """
         self.close()
         self._open()
 
     def close(self) -> None:
         """Vanish; may be called twice."""
-        if not self.socket.closed:
+        if self.has_socket:
             self.socket.disable_monitor()
             self.events.close(linger=0)
             self.socket.close(linger=0)
@@ -133,9 +145,12 @@ class Dealer:
         self.is_up = False
         self.refusal = ""
         self._num_broken_handshakes = 0
-        self.socket = _unconnected(self._context)
-        # Before it connects, so that no event is missed.
-        self.events = self.socket.get_monitor_socket(_EVENTS)
+        try:
+            self.socket = _unconnected(self._context)
+            # Before it connects, so that no event is missed.
+            self.events = _monitor(self.socket)
+        except zmq.ZMQError as error:
+            raise EndpointError(f"cannot make a socket for {self._endpoint}: {error}") from error
         if self._curve is not None:
             self._curve.apply(self.socket)
         if "://[" in self._endpoint:
@@ -177,3 +192,12 @@ def _unconnected(context: zmq.Context[zmq.Socket[bytes]] | None) -> zmq.Socket[b
     socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
     socket.set(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)
     return socket
+
+
+def _monitor(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """Where libzmq tells of the connection; if there is no room for it, both are closed."""
+    try:
+        return socket.get_monitor_socket(_EVENTS)
+    except zmq.ZMQError:
+        socket.close(linger=0)
+        raise

@@ -9,6 +9,7 @@ connects anew, repeats what may be repeated and fails the rest. Whoever owns it 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import zmq
 from ipc.codec import Encoding
 from ipc.curve_keys import CurveKeys
 from ipc.dealer import Dealer
-from ipc.errors import IpcError, NotWelcome
+from ipc.errors import EndpointError, IpcError, NotWelcome
 from ipc.messages import AnyRequest
 from ipc.session import Call, Session
 
@@ -100,9 +101,9 @@ class Link:
     def start(
         self, kind: type[AnyRequest], fields: Mapping[str, Any], window: int | None = None
     ) -> Call:
-        """Make and send a request; raises what `Session.start` raises."""
+        """Make and send a request; raises what `Session.start` raises, and EndpointError."""
         self._notice_loss()
-        if self._is_refused:
+        if self._is_refused or not self._dealer.has_socket:
             self._connect_anew([])
         if self._litter_bytes > _MAX_LITTER_BYTES and not self._dealer.is_up:
             self._clear_litter()
@@ -175,7 +176,8 @@ class Link:
             self._woken += self._session.receive(payload)
         aftermath = self._session.lost()
         self._woken += aftermath.failed
-        self._connect_anew(aftermath.repeated)
+        with suppress(EndpointError):  # all calls have ended with it
+            self._connect_anew(aftermath.repeated)
 
     def _clear_litter(self) -> None:
         """Requests of callers who gave up before a daemon was there must not pile up for it."""
@@ -184,7 +186,11 @@ class Link:
     def _connect_anew(self, payloads: Sequence[bytes]) -> None:
         self._litter_bytes = 0
         self._is_refused = False
-        self._reconnect()
+        try:
+            self._reconnect()
+        except EndpointError as error:
+            self._woken += self._session.fail_all(error)
+            raise
         self._renew_lease()
         for payload in payloads:
             self._send(payload)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import threading
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import zmq
 
+from ipc import dealer
 from ipc.client import Client as AsyncClient
-from ipc.errors import ConnectionLost, Timeout
+from ipc.errors import ConnectionLost, EndpointError, Timeout
 from ipc.messages import Credit, Generate, OpenSession, Ping
 from ipc.sync_client import Client
 from tests.support.ipc_daemon import CountingDaemon, DaemonThread
@@ -180,3 +183,62 @@ def test_hundreds_of_clients_fit_into_a_process(endpoint: str, daemon: DaemonThr
         clients = [stack.enter_context(Client(endpoint)) for _ in range(400)]
         assert {client.ping().version for client in clients} == {"0.1.0"}
     assert len(sent(daemon, Ping)) == 400
+
+
+class NoRoom:
+    """Stands for a process that may open no more files, as long as it is told so."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        self._make = dealer._unconnected
+
+    def begin(self) -> None:
+        def refuse(_: object) -> zmq.Socket[bytes]:
+            raise zmq.ZMQError(errno.EMFILE)
+
+        self._patch.setattr(dealer, "_unconnected", refuse)
+
+    def end(self) -> None:
+        self._patch.setattr(dealer, "_unconnected", self._make)
+
+
+def test_without_room_for_a_new_socket_calls_end_and_later_ones_are_made(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_room = NoRoom(monkeypatch)
+    with Client(endpoint) as client:
+        with DaemonThread(endpoint):
+            stream = client.generate("hold")
+            client.ping()
+            no_room.begin()
+        with pytest.raises(EndpointError, match="Too many open files"):
+            client.tokenize("x")
+        with pytest.raises((EndpointError, ConnectionLost)):
+            stream.result()
+        no_room.end()
+        with DaemonThread(endpoint):
+            assert client.ping().version == "0.1.0"
+
+
+async def test_the_same_in_an_event_loop(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_room = NoRoom(monkeypatch)
+    async with AsyncClient(endpoint) as client:
+        async with CountingDaemon().serve(endpoint):
+            stream = client.generate("hold")
+            await client.ping()
+            no_room.begin()
+        with pytest.raises(ConnectionLost):
+            await stream.result()
+        with pytest.raises(EndpointError, match="Too many open files"):
+            await client.tokenize("x")
+        no_room.end()
+        async with CountingDaemon().serve(endpoint):
+            assert (await client.ping()).version == "0.1.0"
+
+
+def test_no_room_for_the_first_socket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    NoRoom(monkeypatch).begin()
+    with pytest.raises(
+        EndpointError, match=r"cannot make a socket for ipc://.*Too many open files"
+    ):
+        Client(endpoint)
