@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from om_models.bundle import Bundle
+from runtime_cache.cache.listing import EntryQuery
 from runtime_cache.engine.commands import FailRequest
 from runtime_cache.engine.request import NewRequest, SamplingParams
 from runtime_cache.facts import DaemonFacts
@@ -91,7 +92,7 @@ async def test_max_cached_prefixes_counts_those_that_nothing_continues(
             await host.greedy(prompt, max_tokens=1)
             await host.greedy([*prompt, *random_prompt(9, 4)], max_tokens=1)  # goes on from it
         facts = DaemonFacts(host.runtime, [])
-        assert facts.entries(limit=9)[1] == left
+        assert facts.entries(EntryQuery(limit=9))[1] == left
         for prompt in prompts[-left:]:
             assert (await host.greedy(prompt, max_tokens=1)).cached == 11
 

@@ -14,6 +14,7 @@ import pytest
 
 from om_models.bundle import Bundle
 from runtime_cache.aclsim import inspect
+from runtime_cache.cache.listing import EntryQuery
 from runtime_cache.cache.results import CacheReport
 from runtime_cache.engine.commands import FailRequest, FinishRequest
 from runtime_cache.facts import DaemonFacts
@@ -52,7 +53,7 @@ async def test_as_many_prompts_as_the_capacity_says_stay(tiny_bundle: Bundle) ->
         pool = stats(host)["pool"]
         assert (pool["cached_blocks"], pool["free_blocks"]) == (40, 0)
         assert [explain(host, prompt).reason for prompt in prompts] == ["hit"] * 8
-        entries, total = DaemonFacts(host.runtime, []).entries(limit=8)
+        entries, total = DaemonFacts(host.runtime, []).entries(EntryQuery(limit=8))
         assert (total, {entry.num_tokens for entry in entries}) == (8, {NUM_TOKENS})
         idle = [entry.idle_s for entry in entries]
         assert idle == sorted(idle)  # the oldest comes last
@@ -68,7 +69,7 @@ async def test_one_more_takes_the_room_of_the_oldest(tiny_bundle: Bundle) -> Non
         assert reasons == ["evicted", *["hit"] * 8]
         cache = stats(host)["cache"]
         assert (cache["evicted_blocks"], cache["evicted_by"]) == (5, {"need": 5})
-        assert DaemonFacts(host.runtime, []).entries(limit=1)[1] == 8
+        assert DaemonFacts(host.runtime, []).entries(EntryQuery(limit=1))[1] == 8
 
 
 # --- and no memory on the device ------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 
 from ipc.messages import MessageId
 from om_models.bundle import Bundle, load_bundle
+from runtime_cache.cache.listing import EntryQuery
 from runtime_cache.config import DaemonConfig
 from runtime_cache.errors import ConfigError
 from runtime_cache.facts import DaemonFacts
@@ -31,7 +32,7 @@ def facts_of(host: Served) -> DaemonFacts:
 
 
 def digests_of(host: Served, tenant: TenantName | None) -> set[str]:
-    entries, total = facts_of(host).entries(limit=1000, tenant=tenant)
+    entries, total = facts_of(host).entries(EntryQuery(limit=1000), tenant)
     assert len(entries) == total
     assert tenant is None or {entry.tenant for entry in entries} <= {tenant}
     return {entry.digest for entry in entries}
@@ -123,12 +124,12 @@ async def test_lists_of_all_tenants_are_merged_by_last_use(tiny_bundle: Bundle) 
         for seed, tenant in enumerate(order):
             await host.greedy(random_prompt(seed, 20), tenant=tenant)
         facts = facts_of(host)
-        entries, total = facts.entries(limit=10)
+        entries, total = facts.entries(EntryQuery(limit=10))
         assert total == 4
         assert [entry.tenant for entry in entries] == list(reversed(order))
-        paged = [facts.entries(limit=1, offset=i)[0][0].digest for i in range(4)]
+        paged = [facts.entries(EntryQuery(limit=1, offset=i))[0][0].digest for i in range(4)]
         assert paged == [entry.digest for entry in entries]
-        assert facts.entries(limit=2, offset=3)[0][0].digest == entries[3].digest
+        assert facts.entries(EntryQuery(limit=2, offset=3))[0][0].digest == entries[3].digest
 
 
 async def test_without_tenants_stats_have_no_section_of_them(tiny_bundle: Bundle) -> None:

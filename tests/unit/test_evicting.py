@@ -9,6 +9,7 @@ import pytest
 from ipc.messages import AnyReply, Cancel, Error, Evict, Evicted, MessageId, Ok, Ping, Pong
 from runtime_cache import evicting
 from runtime_cache.cache.manager import CacheManager
+from runtime_cache.cache.results import Evicted as EvictedBlocks
 from runtime_cache.engine import questions
 from runtime_cache.engine.commands import ReportEvicted
 from runtime_cache.engine.events import EvictAsked
@@ -43,13 +44,17 @@ class Caches:
         *,
         max_blocks: int | None = None,
         digest: str | None = None,
-        idle_s: float | None = None,
-    ) -> ReportEvicted:
-        question = EvictAsked(8.0, tenant, max_blocks, digest, idle_s)
+        used_until_s: float | None = None,
+        created_until_s: float | None = None,
+        is_dry_run: bool = False,
+    ) -> EvictedBlocks:
+        question = EvictAsked(
+            8.0, tenant, max_blocks, digest, used_until_s, created_until_s, is_dry_run
+        )
         report = questions.answer(self.of, question, tables=(), retry_after_ms=1)
         assert isinstance(report, ReportEvicted)
-        self.parts.append(report.num_evicted)
-        return report
+        self.parts.append(report.evicted.num_evicted)
+        return report.evicted
 
     def num_evictable(self, tenant: TenantName | None) -> int:
         return sum(cache.num_evictable for name, cache in self.of.items() if tenant in (None, name))
@@ -60,31 +65,39 @@ class Caches:
 
 def run(caches: Caches, message: Evict) -> Evicted:
     tenant = None if message.tenant is None else TenantName(message.tenant)
-    eviction = Eviction(caches, caches, message, tenant)
+    eviction = Eviction(caches, caches, message, tenant, 8.0)
     while (reply := eviction.next_part()) is None:
         pass
     return reply
 
 
-def evicted(num_blocks: int, num_in_use: int) -> Evicted:
-    num_bytes = 100 * num_blocks
-    return Evicted(ID, num_blocks=num_blocks, num_bytes=num_bytes, in_use_blocks=num_in_use)
+def evicted(num_blocks: int, num_in_use: int, num_kept: int) -> Evicted:
+    return Evicted(
+        ID,
+        num_blocks=num_blocks,
+        num_bytes=100 * num_blocks,
+        in_use_blocks=num_in_use,
+        kept_blocks=num_kept,
+    )
 
 
 @pytest.mark.parametrize(
-    ("message", "num_evicted", "num_in_use"),
+    ("message", "num_evicted", "num_in_use", "num_kept"),
     [
-        (Evict(ID, all=True), 13, 6),
-        (Evict(ID, all=True, tenant=TEAM), 7, 3),
-        (Evict(ID, max_blocks=0), 0, 6),
-        (Evict(ID, max_blocks=3), 3, 6),
-        (Evict(ID, max_blocks=7), 7, 6),
-        (Evict(ID, max_blocks=12), 12, 6),
-        (Evict(ID, max_blocks=13), 13, 6),
-        (Evict(ID, max_blocks=99, tenant=""), 6, 3),
-        (Evict(ID, idle_s=4.0), 10, 6),
-        (Evict(ID, idle_s=3.0, tenant=TEAM), 7, 3),
-        (Evict(ID, idle_s=9.0), 0, 6),
+        (Evict(ID, all=True), 13, 2, 4),
+        (Evict(ID, all=True, tenant=TEAM), 7, 1, 2),
+        (Evict(ID, max_blocks=0), 0, 2, 4),
+        (Evict(ID, max_blocks=3), 3, 2, 4),
+        (Evict(ID, max_blocks=7), 7, 2, 4),
+        (Evict(ID, max_blocks=12), 12, 2, 4),
+        (Evict(ID, max_blocks=13), 13, 2, 4),
+        (Evict(ID, max_blocks=99, tenant=""), 6, 1, 2),
+        (Evict(ID, idle_s=4.0), 10, 2, 4),
+        (Evict(ID, idle_s=3.0, tenant=TEAM), 7, 1, 2),
+        (Evict(ID, idle_s=9.0), 0, 0, 0),
+        (Evict(ID, age_s=4.0), 10, 2, 4),
+        (Evict(ID, max_bytes=799), 7, 2, 4),
+        (Evict(ID, max_bytes=99), 0, 2, 4),
     ],
 )
 def test_in_parts_it_is_the_same_as_at_once(
@@ -93,9 +106,10 @@ def test_in_parts_it_is_the_same_as_at_once(
     message: Evict,
     num_evicted: int,
     num_in_use: int,
+    num_kept: int,
 ) -> None:
     whole, parted = Caches(make_cache), Caches(make_cache)
-    expected = evicted(num_evicted, num_in_use)
+    expected = evicted(num_evicted, num_in_use, num_kept)
     assert run(whole, message) == expected
     assert whole.parts == [num_evicted]
     monkeypatch.setattr(evicting, "_PART_BLOCKS", 2)
@@ -111,7 +125,7 @@ def test_all_is_what_could_go_at_the_start(
     caches = Caches(make_cache)
     cache: CacheManager = caches.of[DEFAULT_TENANT]
     monkeypatch.setattr(evicting, "_PART_BLOCKS", 2)
-    eviction = Eviction(caches, caches, Evict(ID, all=True, tenant=""), DEFAULT_TENANT)
+    eviction = Eviction(caches, caches, Evict(ID, all=True, tenant=""), DEFAULT_TENANT, 8.0)
     number = 100
     while (reply := eviction.next_part()) is None:
         number += 10
@@ -126,8 +140,8 @@ async def test_others_get_their_turn_between_two_parts(monkeypatch: pytest.Monke
     assert desk.service.num_unfinished == 1
     assert isinstance(desk.say(Ping(OTHER), ADMIN)[0], Pong)
     desk.take()
-    assert await desk.until_sent() == [evicted(3, 2)]
-    parts = [("evict", None, 2, None, None), ("evict", None, 1, None, None)]
+    assert await desk.until_sent() == [evicted(3, 2, 1)]
+    parts = [("evict", None, number, None, None, None, False) for number in (2, 1)]
     assert (desk.engine.asked, desk.service.num_unfinished) == (parts, 0)
     await desk.service.close()
 
