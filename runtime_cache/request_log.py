@@ -39,6 +39,7 @@ class Used(NamedTuple):
     cache: str | None = None
     queue_ms: float | None = None
     ttft_ms: float | None = None
+    total_ms: float | None = None
 
 
 class RequestLog:
@@ -76,7 +77,7 @@ class RequestLog:
             cache=used.cache,
             queue_ms=used.queue_ms,
             ttft_ms=used.ttft_ms,
-            total_ms=round((now_s - work.arrived_s) * 1000, 3),
+            total_ms=used.total_ms or round((now_s - work.arrived_s) * 1000, 3),
         )
         if self._decode is not None:
             log.info(
@@ -128,6 +129,7 @@ def used_by(reply: wire.AnyReply) -> Used:
         cache=None if reply.cache is None else reply.cache.reason,
         queue_ms=timing.queue_ms,
         ttft_ms=timing.ttft_ms,
+        total_ms=timing.total_ms,
     )
 
 

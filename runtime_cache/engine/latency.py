@@ -14,7 +14,11 @@ from runtime_cache.engine.gears import Role
 from runtime_cache.engine.request import BadLogits, Sampled, Usage
 from runtime_cache.engine.sequence import Sequence
 from runtime_cache.ids import TenantName
-from runtime_cache.metrics.histogram import TOKENS, Histogram, Timing
+from runtime_cache.metrics.histogram import SECONDS, TOKENS, Histogram, Timing
+
+
+def _seconds() -> Histogram:
+    return Histogram(SECONDS)
 
 
 def _tokens() -> Histogram:
@@ -29,12 +33,16 @@ class TenantLatencies:
         queue: from arrival to the first step, of every request that came so far.
         ttft: from arrival to the first answer token, of every answer that came so far.
         total: from arrival to the end, of the answers that ended by a stop or their length.
-        prompt_tokens, prefilled_tokens, answer_tokens: of the same answers.
+        prefill: from the first step to the first token, of the same answers.
+        decode: from the first token to the end, of the same.
+        prompt_tokens, prefilled_tokens, answer_tokens: of the same.
     """
 
     queue: Timing = field(default_factory=Timing)
     ttft: Timing = field(default_factory=Timing)
     total: Timing = field(default_factory=Timing)
+    prefill: Histogram = field(default_factory=_seconds)
+    decode: Histogram = field(default_factory=_seconds)
     prompt_tokens: Histogram = field(default_factory=_tokens)
     prefilled_tokens: Histogram = field(default_factory=_tokens)
     answer_tokens: Histogram = field(default_factory=_tokens)
@@ -103,6 +111,9 @@ class Latencies:
         """An answer has ended by itself."""
         latencies = self.tenants[tenant]
         latencies.total.observe(now_s, usage.total_s)
+        if usage.ttft_s is not None:
+            latencies.prefill.observe(usage.ttft_s - usage.queue_s)
+            latencies.decode.observe(usage.total_s - usage.ttft_s)
         latencies.prompt_tokens.observe(usage.prompt_tokens)
         latencies.prefilled_tokens.observe(usage.prefilled_tokens)
         latencies.answer_tokens.observe(usage.completion_tokens)

@@ -91,6 +91,10 @@ DEFINITIONS: dict[str, Definition] = dict(
                 "ended by a stop or their length (seconds).",
                 "vllm:request_queue_time_seconds": "From a request's arrival to its first step "
                 "(seconds).",
+                "vllm:request_prefill_time_seconds": "From the first step to the first answer "
+                "token, of answers that ended by a stop or their length (seconds).",
+                "vllm:request_decode_time_seconds": "From the first answer token to the end, of "
+                "the same (seconds).",
                 "vllm:request_prompt_tokens": "Prompt tokens of answers that ended by a stop or "
                 "their length.",
                 "vllm:request_generation_tokens": "Answer tokens of the same.",

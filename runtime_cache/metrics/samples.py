@@ -163,6 +163,8 @@ def _as_peers(
     yield Sample("vllm:time_to_first_token_seconds", peer, tenant.ttft)
     yield Sample("vllm:e2e_request_latency_seconds", peer, tenant.total)
     yield Sample("vllm:request_queue_time_seconds", peer, tenant.queue)
+    yield Sample("vllm:request_prefill_time_seconds", peer, tenant.prefill)
+    yield Sample("vllm:request_decode_time_seconds", peer, tenant.decode)
     yield Sample("vllm:request_prompt_tokens", peer, tenant.prompt_tokens)
     yield Sample("vllm:request_generation_tokens", peer, tenant.answer_tokens)
     yield Sample("vllm:request_prefill_kv_computed_tokens", peer, tenant.prefilled_tokens)

@@ -83,6 +83,8 @@ class TenantHistograms:
     queue: Histogram
     ttft: Histogram
     total: Histogram
+    prefill: Histogram
+    decode: Histogram
     prompt_tokens: Histogram
     prefilled_tokens: Histogram
     answer_tokens: Histogram
@@ -127,6 +129,8 @@ def copy_histograms(
             queue=tenant.queue.histogram.copy(),
             ttft=tenant.ttft.histogram.copy(),
             total=tenant.total.histogram.copy(),
+            prefill=tenant.prefill.copy(),
+            decode=tenant.decode.copy(),
             prompt_tokens=tenant.prompt_tokens.copy(),
             prefilled_tokens=tenant.prefilled_tokens.copy(),
             answer_tokens=tenant.answer_tokens.copy(),

@@ -284,6 +284,10 @@ def test_metrics_are_what_the_log_says_request_by_request(watched: Watched) -> N
         answered = [line for line in mine if line["outcome"] in ("length", "stop")]
         count = value(families, "vllm:e2e_request_latency_seconds_count", tenant=label)
         assert count == len(answered)
+        parts = ("request_prefill_time", "request_decode_time")
+        found = sum(value(families, f"vllm:{p}_seconds_sum", tenant=label) for p in parts)
+        spent_s = sum(line["total_ms"] - line["queue_ms"] for line in answered) / 1000
+        assert found == pytest.approx(spent_s, abs=1e-5 * len(answered))
         first = [line for line in mine if "ttft_ms" in line]
         assert value(families, "vllm:time_to_first_token_seconds_count", tenant=label) == len(first)
         seconds = sum(line["ttft_ms"] for line in first) / 1000

@@ -61,7 +61,7 @@ def test_an_answer() -> None:
             "cache": "diverged",
             "queue_ms": 1.5,
             "ttft_ms": 250.0,
-            "total_ms": 800.0,
+            "total_ms": 750.0,
         }
     ]
     assert requests.outcomes == {Outcome("team", "generate", "stop"): 1}
