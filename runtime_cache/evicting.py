@@ -65,7 +65,8 @@ class Eviction:
         self._facts = facts
         self._used_until_s = None if message.idle_s is None else now_s - message.idle_s
         self._created_until_s = None if message.age_s is None else now_s - message.age_s
-        self._num_left = self._most_blocks()
+        self._max_blocks = self._asked_blocks()
+        self._num_left: int | None = None  # until the first part has gone
         self._num_evicted = 0
 
     def next_part(self) -> wire.Evicted | None:
@@ -75,28 +76,38 @@ class Eviction:
             UnknownEntry, InvalidRequest: of a digest; nothing has changed.
         """
         is_whole = self._message.digest is not None or self._message.dry_run
-        num_asked = self._num_left if is_whole else min(self._num_left, _PART_BLOCKS)
+        most = self._max_blocks if self._num_left is None else self._num_left
+        num_asked = most if is_whole else min(_PART_BLOCKS, _PART_BLOCKS if most is None else most)
         evicted = self._engine.evict(
             self._tenant,
-            max_blocks=None if self._message.digest is not None else num_asked,
+            max_blocks=num_asked,
             digest=self._message.digest,
             used_until_s=self._used_until_s,
             created_until_s=self._created_until_s,
             is_dry_run=self._message.dry_run,
         )
         self._num_evicted += evicted.num_evicted
-        self._num_left -= evicted.num_evicted
-        is_last = is_whole or self._num_left <= 0 or evicted.num_evicted < num_asked
+        self._num_left = self._still_to_go(evicted.num_evicted)
+        is_last = is_whole or self._num_left <= 0 or evicted.num_evicted < _PART_BLOCKS
         return self._reply(evicted) if is_last else None
 
-    def _most_blocks(self) -> int:
-        """How many may go in all."""
-        message, most = self._message, self._facts.num_evictable(self._tenant)
-        if message.max_blocks is not None:
-            return min(message.max_blocks, most)
-        if message.max_bytes is not None:
-            return min(message.max_bytes // self._facts.bytes_per_block, most)
-        return most
+    def _still_to_go(self, num_evicted: int) -> int:
+        """How many may go after a part.
+
+        What can go is looked at behind the first one, when leases that are over have been given up.
+        """
+        if self._num_left is not None:
+            return self._num_left - num_evicted
+        num_evictable = self._facts.num_evictable(self._tenant)
+        if self._max_blocks is None:
+            return num_evictable
+        return min(num_evictable, self._max_blocks - num_evicted)
+
+    def _asked_blocks(self) -> int | None:
+        """The number that the message names; None if it names none."""
+        if self._message.max_bytes is not None:
+            return self._message.max_bytes // self._facts.bytes_per_block
+        return self._message.max_blocks
 
     def _reply(self, last: Evicted) -> wire.Evicted:
         if not self._message.dry_run:
