@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import zmq
 
+from ipc.attendance import Attendance
 from ipc.auth import Curve, ZapHandler, domain_of
 from ipc.codec import Limits, decode_request, encode
-from ipc.connections import Connection, Connections
-from ipc.crowd import Crowd
 from ipc.endpoint import IpcAddress, SocketClaim, TcpAddress, parse_endpoint
 from ipc.errors import EndpointError, MalformedMessage
 from ipc.handler import ClientRef as ClientRef
@@ -36,8 +34,6 @@ from ipc.outbox import Outbox, ParkingLimits
 from ipc.pump import Pump
 from ipc.reception import Reception
 
-#: How often it is looked whether clients are still there [seconds].
-SWEEP_S = 0.5
 #: How often clients on TCP are asked whether they are there; after three times that they are not
 #: [milliseconds].
 _HEARTBEAT_MS = 5000
@@ -92,8 +88,6 @@ class Server:
         self._max_queued_replies = max_queued_replies
         self._parking = parking
         self._log = log or _log_nothing
-        #: Callbacks that are on their way, so that one event is told once.
-        self._told: set[tuple[str, ClientRef]] = set()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._claim = claim
@@ -103,9 +97,6 @@ class Server:
             raise EndpointError(f"{endpoint}: TCP needs CURVE, or --insecure-tcp")
         self._pump: Pump | None = None
         self._outbox: Outbox | None = None
-        self._connections = Connections(self._on_end)
-        self._sweep_timer: asyncio.TimerHandle | None = None
-        self._look_timer: asyncio.TimerHandle | None = None
         #: When a message came last, by the loop's clock [seconds].
         self._heard_s = 0.0
         self.endpoint = endpoint
@@ -116,6 +107,10 @@ class Server:
         self.limits = limits or Limits()
         self.counters = Counters()
         self._reception = Reception(role, tenant, self.name, self._curve)
+        self._attendance = Attendance(
+            handler, self.counters, role=role, failed=self._handler_failed, log=self._log
+        )
+        self._connections = self._attendance.connections
 
     def __repr__(self) -> str:
         state = "listening" if self._pump else "closed"
@@ -152,13 +147,12 @@ class Server:
         self._outbox = Outbox(
             self._pump,
             self.counters,
-            on_gone=self._on_unreachable,
-            on_slow=self._on_slow,
+            on_gone=self._attendance.on_unreachable,
+            on_slow=self._attendance.on_slow,
             is_there=self._connections.is_there,
             limits=self._parking,
         )
-        self._sweep_later()
-        self._look(Crowd(parse_endpoint(self.endpoint), self._on_cut))
+        self._attendance.start(self._outbox, parse_endpoint(self.endpoint))
 
     async def close(self, *, linger_ms: int = 500) -> None:
         """Let nobody connect, deliver what was sent before, let replies leave, stop.
@@ -175,10 +169,7 @@ class Server:
         if self._outbox is not None and linger_ms > 0:
             await self._until_quiet(linger_ms / 1000)
             await self._outbox.drain(linger_ms / 1000)
-        for timer in (self._sweep_timer, self._look_timer):
-            if timer is not None:
-                timer.cancel()
-        self._sweep_timer = self._look_timer = None
+        self._attendance.stop()
         if self._outbox is not None:
             self._outbox.stop()
             self._outbox = None
@@ -347,82 +338,6 @@ class Server:
             if loop.time() - start_s > timeout_s:
                 return
             await asyncio.sleep(_QUIET_S - quiet_s)
-
-    # --- clients that have gone, or do not read ------------------------------------------------
-
-    def _sweep_later(self) -> None:
-        self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
-
-    def _sweep(self) -> None:
-        self._connections.sweep()
-        self._sweep_later()
-
-    def _look(self, crowd: Crowd) -> None:
-        """Look again and again whether there are too many connections."""
-        again_s = crowd.look(lambda: {connection.fd for connection in self._connections})
-        loop = asyncio.get_running_loop()
-        self._look_timer = loop.call_later(again_s, self._look, crowd)
-
-    def _on_cut(self, num_cut: int, num_files: int) -> None:
-        self.counters.connections_cut += num_cut
-        fields = {"role": self.role, "num_cut": num_cut, "open_files": num_files}
-        self._log("connections_cut", fields)
-
-    def _on_end(self, connection: Connection) -> None:
-        """A connection is found to have ended; called from the loop or before its next message."""
-        self.counters.clients_gone += 1
-        if self._outbox is not None:
-            self._outbox.forget(connection.identity)
-        if connection.ref is not None:
-            self._tell_gone(connection.ref)
-
-    def _on_unreachable(self, client: ClientRef) -> None:
-        """A message could not be sent; its connection is not one that comes meanwhile."""
-        connection = self._connections.find(client.identity)
-        self._tell_soon("client_gone", client, partial(self._end, connection))
-
-    def _end(self, connection: Connection | None, client: ClientRef) -> None:
-        if connection is None:
-            self._tell_gone(client)
-        elif self._connections.find(client.identity) is connection:
-            self._connections.end(client.identity)
-
-    def _on_slow(self, client: ClientRef, is_new: bool) -> None:
-        if is_new:
-            self._log_of("slow_reader", client)
-        self._tell_soon("slow_reader", client, self._tell_slow)
-
-    def _tell_slow(self, client: ClientRef) -> None:
-        self._call("on_slow_reader", client, self._handler.on_slow_reader)
-
-    def _tell_soon(
-        self, event: str, client: ClientRef, callback: Callable[[ClientRef], None]
-    ) -> None:
-        """Call back from the loop, once for all sends until then."""
-        key = (event, client)
-        if key not in self._told:
-            self._told.add(key)
-            asyncio.get_running_loop().call_soon(self._tell_now, key, callback)
-
-    def _tell_now(self, key: tuple[str, ClientRef], callback: Callable[[ClientRef], None]) -> None:
-        self._told.discard(key)
-        callback(key[1])
-
-    def _tell_gone(self, client: ClientRef) -> None:
-        self._log_of("client_gone", client)
-        self._call("on_client_gone", client, self._handler.on_client_gone)
-
-    def _log_of(self, event: str, client: ClientRef) -> None:
-        fields = {"role": self.role, "tenant": client.tenant, "identity": client.identity.hex()}
-        if client.key:
-            fields["key"] = client.key
-        self._log(event, fields)
-
-    def _call(self, name: str, client: ClientRef, callback: Callable[[ClientRef], None]) -> None:
-        try:
-            callback(client)
-        except Exception as error:
-            self._handler_failed(name, error)
 
     def _handler_failed(self, where: str, error: Exception, message_id: str | None = None) -> None:
         self.counters.handler_errors += 1
