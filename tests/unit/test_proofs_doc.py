@@ -69,5 +69,5 @@ def test_every_promise_and_every_proof_is_there() -> None:
     proofs = rows("What was to be proved")
     assert len(proofs) == 6
     operated = rows("A daemon that is operated")
-    assert len(operated) == 10
+    assert len(operated) == 11
     assert all("::" in cells[-1] for cells in promises + proofs + operated)
