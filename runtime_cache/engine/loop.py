@@ -11,74 +11,50 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import structlog
 
-from runtime_cache.cache.results import Evicted, Keep, ShownEntry
-from runtime_cache.cache.verification import Reading, Verdict
 from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.commands import (
     Command,
     EmitTokens,
     FailRequest,
     FinishRequest,
-    Report,
-    ReportEvicted,
-    ReportExplained,
-    ReportJudged,
-    ReportPinned,
-    ReportRefused,
-    ReportReleased,
-    ReportShown,
-    ReportToRead,
-    ReportUnpinned,
     RunStep,
 )
 from runtime_cache.engine.events import (
-    BlockRead,
     CancelReason,
     CancelRequested,
     ClockTicked,
     DrainEnded,
     DrainStarted,
     Event,
-    EvictAsked,
-    ExplainAsked,
-    PinAsked,
-    PrefixReleased,
     Question,
     RequestArrived,
-    ShowAsked,
     StepDone,
     StepFailed,
     StepHung,
-    UnpinAsked,
-    VerifyAsked,
 )
+from runtime_cache.engine.operator_questions import OperatorQuestions
 from runtime_cache.engine.recovery import Recovery
-from runtime_cache.engine.request import BadLogits, NewRequest, Sampled, TokenArray
+from runtime_cache.engine.request import BadLogits, NewRequest, Sampled
 from runtime_cache.engine.state import EngineState
 from runtime_cache.errors import (
     AclError,
-    CapacityError,
     DeviceError,
     DeviceLost,
     InternalError,
     InvalidRequest,
-    RequestError,
     RuntimeCacheError,
     StepTimeout,
-    UnknownEntry,
-    UnknownPrefix,
 )
-from runtime_cache.ids import DEFAULT_TENANT, PrefixId, RequestId, TenantName
+from runtime_cache.ids import RequestId
 
 log = structlog.get_logger(__name__)
 
 Answer = EmitTokens | FinishRequest | FailRequest
 Samples = tuple[Sampled | BadLogits, ...]
-SomeReport = TypeVar("SomeReport", bound=Report)
 #: The step is on its way when the call returns; its failure comes with the awaitable.
 StepRunner = Callable[[StepBatch], Awaitable[Samples]]
 
@@ -92,7 +68,7 @@ class AnswerSink(Protocol):
     def __call__(self, answer: Answer) -> None: ...
 
 
-class EngineLoop:
+class EngineLoop(OperatorQuestions):
     """Runs one `EngineState`.
 
     Attributes:
@@ -163,94 +139,6 @@ class EngineLoop:
         """Ask for a request's end; unknown or finished requests are ignored."""
         self._handle(CancelRequested(request_id, reason, self._clock()))
 
-    def release_prefix(self, prefix_id: PrefixId, tenant: TenantName = DEFAULT_TENANT) -> bool:
-        """Give up a registered prefix; False if there is no such one.
-
-        Raises:
-            InvalidRequest: there is no such tenant; so do the other questions below.
-            DeviceLost, InternalError: what `fatal` holds; so do the other questions below.
-        """
-        question = PrefixReleased(prefix_id, self._clock(), tenant)
-        return self._ask(question, ReportReleased).is_known
-
-    def evict(
-        self,
-        tenant: TenantName | None,
-        *,
-        max_blocks: int | None = None,
-        digest: str | None = None,
-        used_until_s: float | None = None,
-        created_until_s: float | None = None,
-        is_dry_run: bool = False,
-    ) -> Evicted:
-        """Evict cached blocks: what `EvictAsked` says; all that may go if nothing is said.
-
-        Args:
-            tenant: None for every tenant.
-
-        Raises:
-            UnknownEntry: nothing cached has the digest.
-            InvalidRequest: the beginning of the digest is ambiguous.
-        """
-        question = EvictAsked(
-            self._clock(), tenant, max_blocks, digest, used_until_s, created_until_s, is_dry_run
-        )
-        return self._ask(question, ReportEvicted).evicted
-
-    def show(
-        self, tenant: TenantName, digest: str | None, prefix_id: PrefixId | None = None
-    ) -> ShownEntry:
-        """A cached prefix, by its digest or by the name it is registered by.
-
-        Raises:
-            UnknownEntry, InvalidRequest: as `evict`.
-            UnknownPrefix: nothing is registered by this name.
-        """
-        return self._ask(ShowAsked(self._clock(), digest, prefix_id, tenant), ReportShown).shown
-
-    def pin(self, tenant: TenantName, digest: str, ttl_s: float | None = None) -> Keep:
-        """Keep a cached prefix, for a time or until it is unpinned.
-
-        Raises:
-            UnknownEntry, InvalidRequest: as `evict`.
-            CapacityError: too much would be kept.
-        """
-        return self._ask(PinAsked(digest, self._clock(), ttl_s, tenant), ReportPinned).keep
-
-    def unpin(self, tenant: TenantName, digest: str) -> Keep:
-        """Give up a pin or lease.
-
-        Raises:
-            UnknownEntry, InvalidRequest: as `evict`.
-        """
-        return self._ask(UnpinAsked(digest, self._clock(), tenant), ReportUnpinned).keep
-
-    def explain(self, tenant: TenantName, tokens: TokenArray) -> ReportExplained:
-        """What the cache would do for a prompt now.
-
-        Raises:
-            InvalidRequest: the prompt is empty.
-        """
-        return self._ask(ExplainAsked(tokens, self._clock(), tenant), ReportExplained)
-
-    def blocks_to_read(
-        self, tenant: TenantName | None, digest: str | None, *, first_block: int, max_blocks: int
-    ) -> ReportToRead:
-        """Which blocks `VerifyAsked` means.
-
-        Args:
-            tenant: None for every tenant.
-
-        Raises:
-            UnknownEntry, InvalidRequest: as `evict`.
-        """
-        question = VerifyAsked(max_blocks, self._clock(), first_block, tenant, digest)
-        return self._ask(question, ReportToRead)
-
-    def judge(self, reading: Reading) -> Verdict:
-        """What a reading of a block says; one that is damaged leaves the cache."""
-        return self._ask(BlockRead(reading, self._clock()), ReportJudged).verdict
-
     def lose_device(self, error: DeviceLost) -> None:
         """The device was found lost outside of a step: as if a step had found it."""
         self._break(error)
@@ -290,13 +178,11 @@ class EngineLoop:
         self._set_timer(None)
         return len(left)
 
-    def _ask(self, question: Question, kind: type[SomeReport]) -> SomeReport:
-        for command in self._handle(question):
-            if isinstance(command, kind):
-                return command
-            if isinstance(command, ReportRefused):
-                raise _refusal(command)
-        raise self._broken or InternalError(f"no answer to {question}")
+    def _answer(self, question: Question) -> list[Command]:
+        commands = self._handle(question)
+        if not commands:
+            raise self._broken or InternalError(f"no answer to {question}")
+        return commands
 
     def _handle(self, event: Event) -> list[Command]:
         """Feed the event and carry out what comes of it; nothing does once the engine is broken."""
@@ -427,14 +313,6 @@ def _log_failure(batch: StepBatch, error: RuntimeCacheError) -> None:
         error=str(error),
         exc_info=None if isinstance(error, DeviceError) else error,
     )
-
-
-def _refusal(report: ReportRefused) -> RuntimeCacheError:
-    """The error that the answer stands for."""
-    if report.retry_after_ms is not None:
-        return CapacityError(report.message, retry_after_ms=report.retry_after_ms)
-    kinds: dict[str, type[RequestError]] = {k.code: k for k in (UnknownEntry, UnknownPrefix)}
-    return kinds.get(report.code, InvalidRequest)(report.message)
 
 
 def _internal(event: Event, error: Exception) -> InternalError:
