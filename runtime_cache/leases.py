@@ -22,6 +22,7 @@ class Leases:
         self._clock = clock
         self._sessions = Sessions()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -50,15 +51,19 @@ class Leases:
 
     def stop(self) -> None:
         """Look at nothing any more. May be called twice."""
+        self._is_stopped = True
+        self._cancel_timer()
+
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _look_later(self) -> None:
-        self.stop()
+        self._cancel_timer()
         now_s = self._clock()
         look_s = self._sessions.next_look_s(now_s)
-        if look_s is not None:
+        if look_s is not None and not self._is_stopped:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(look_s - now_s, self._look, look_s)
 

@@ -19,6 +19,7 @@ from ipc import messages as wire
 from ipc.server import ClientRef
 from runtime_cache import replies
 from runtime_cache.admin import AdminDesk, AdminEngine, AdminFacts
+from runtime_cache.chores import Chores
 from runtime_cache.engine.commands import (
     EmitTokens,
     FailRequest,
@@ -35,7 +36,6 @@ from runtime_cache.errors import (
     RuntimeCacheError,
     UnknownPrefix,
 )
-from runtime_cache.evicting import Eviction
 from runtime_cache.ids import PrefixId, RequestId, TenantName
 from runtime_cache.intake import Intake, Prompt
 from runtime_cache.keys import Keyring
@@ -110,7 +110,9 @@ class Service:
         self._requests = requests
         self._leases = Leases(self._on_lease_expired, clock)
         self._admin = AdminDesk(engine, facts, intakes.keys(), clock)
-        self._verifier = Verifier(engine, facts, clock)
+        self._chores = Chores(
+            self._admin, Verifier(engine, facts, clock), self._end_well, self._fail
+        )
         self._reader = Reader(self._go_on, self._fail)
         self._unfinished = Unfinished()
         self._next_id = 1
@@ -228,10 +230,8 @@ class Service:
             self._quotas.take(client.key, work.arrived_s)
         self._unfinished.add(work)
         try:
-            if isinstance(message, wire.Verify):
-                self._verify(work, message)
-            elif isinstance(message, wire.Evict):
-                self._evict(work, self._admin.eviction(message))
+            if isinstance(message, wire.Verify | wire.Evict):
+                self._chores.start(work, message)
             else:
                 self._read(work)
         except Exception as error:
@@ -248,34 +248,6 @@ class Service:
         if (deadline_s := self._making.deadline_s(work)) is not None:
             delay_s = max(0.0, deadline_s - self._clock())
             work.expiry = asyncio.get_running_loop().call_later(delay_s, self._expire, work)
-
-    def _verify(self, work: Work, message: wire.Verify) -> None:
-        """Read cached KV beside the loop; `_finish` gives it up."""
-        tenant = self._admin.one_or_all(message.tenant)
-        work.verifying = asyncio.ensure_future(self._verifier.verify(message, tenant))
-        work.verifying.add_done_callback(partial(self._on_verified, work))
-
-    def _evict(self, work: Work, eviction: Eviction) -> None:
-        """Evict a part now; if there is more, in the event loop's next turn."""
-        try:
-            reply = eviction.next_part()
-        except Exception as error:
-            self._fail(work, error)
-            return
-        if reply is not None:
-            self._finish(work, reply)
-        else:
-            loop = asyncio.get_running_loop()
-            work.next_part = loop.call_soon(self._evict, work, eviction)
-
-    def _on_verified(self, work: Work, verifying: asyncio.Task[wire.Verified]) -> None:
-        if verifying.cancelled():
-            return  # its final reply has been sent, or nobody wants one
-        error = verifying.exception()
-        if isinstance(error, Exception):
-            self._fail(work, error)
-        elif self._is_unfinished(work):
-            self._finish(work, verifying.result())
 
     def _go_on(self, work: Work, prompt: Prompt) -> None:
         """The worker thread has read the prompt; the request may have ended meanwhile."""
@@ -387,6 +359,11 @@ class Service:
             self._send(work.client, reply)
         if self._requests is not None:
             self._requests.done(work, reply, self._clock())
+
+    def _end_well(self, work: Work, reply: wire.AnyReply) -> None:
+        """The final reply of what runs beside the loop; it may have ended meanwhile."""
+        if self._is_unfinished(work):
+            self._finish(work, reply)
 
     def _is_unfinished(self, work: Work) -> bool:
         return self._unfinished.find(work.client, work.message.id) is work

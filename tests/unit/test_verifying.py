@@ -283,13 +283,15 @@ async def test_a_cancel_ends_it_and_the_next_one_goes_on() -> None:
 
 
 @pytest.mark.parametrize("reason", ["client_gone", "slow_reader"])
-async def test_a_client_that_is_gone_leaves_nothing(reason: str) -> None:
+async def test_a_client_that_is_gone_or_does_not_read_leaves_nothing(reason: str) -> None:
     desk = desk_with(1, 2, may_read=False)
     desk.say(Verify(ID), ADMIN)
     await until_read(desk, 1)
     tell = {"client_gone": desk.service.on_client_gone, "slow_reader": desk.service.on_slow_reader}
     tell[reason](ADMIN)
     assert desk.service.num_unfinished == 0
+    ends = [getattr(reply, "code", "") for reply in desk.take()]
+    assert ends == (["cancelled"] if reason == "slow_reader" else [])
     desk.facts.may_read.set()
     assert await answer(desk, Verify(ID)) == verified(2, 200)
     assert (len(desk.facts.reads), len(desk.engine.readings)) == (3, 2)
