@@ -20,6 +20,8 @@ from tools.daemon_process import DaemonProcess
 
 NUM_QUESTIONS = 12
 NUM_CLIENTS = 6
+#: Longer than a daemon takes to start, on a busy machine too: no call may run into it [seconds].
+CALL_PATIENCE_S = 60.0
 
 
 class Lives:
@@ -59,7 +61,7 @@ def under_load(bundle: Path, endpoint: str, scene: Scene, seed: int = 1) -> Load
 
     async def run() -> Load:
         right = await answers_of(endpoint, NUM_QUESTIONS)
-        load = Load(endpoint, right, timeout_s=10, seed=seed)
+        load = Load(endpoint, right, timeout_s=CALL_PATIENCE_S, seed=seed)
         await load.while_running(NUM_CLIENTS, lambda: scene(lives, load))
         return load
 

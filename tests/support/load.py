@@ -16,7 +16,7 @@ from ipc.client import Client
 from ipc.errors import IpcError, ServerError
 
 #: Longer than any call may take, its own patience included; only a hang reaches it [seconds].
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 MAX_TOKENS = 24
 
 #: Question → the tokens of its answer.
