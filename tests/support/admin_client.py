@@ -187,7 +187,9 @@ def run(client: WideClient, line: str) -> Ran:
     """A command line, with the files' names as they are; the text is that of 80 columns."""
     args = new_parser().parse_args(line.split())
     page = StringIO()
-    out = Console(file=page, width=80, quiet=args.json, highlight=False, color_system=None)
+    out = Console(
+        file=page, width=80, quiet=args.json, highlight=False, markup=False, color_system=None
+    )
     if hasattr(args.command, "run_here"):
         return Ran(args.command.run_here(args, out), page.getvalue())
     return Ran(args.command.run(client, args, out), page.getvalue())

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ipc.messages import Evicted
+from ipc.messages import ConfigOption, Configured, Evicted
 from tests.support.admin_answers import DIGEST, ID, LONG_NAME, WHOLE_ID, entry
 from tests.support.admin_client import STATS, WideClient, run
 from tools.admin.command import say, short_count, short_size, short_time
@@ -179,6 +179,15 @@ def test_what_is_said_of_the_daemon(line: str, code: int, out: str) -> None:
     ran = run(WideClient(), line)
     assert ran.outcome.code == code
     assert out in ran.out
+
+
+def test_brackets_are_no_markup() -> None:
+    client = WideClient()
+    option = ConfigOption(path="a.b", value='"/etc/[bold]"', origin="default", is_reloadable=False)
+    client.config = lambda: Configured(ID, options=(option,))  # type: ignore[method-assign]
+    assert "/etc/[bold]" in run(client, "config").out
+    client.looks = [STATS | {"warnings": ["[red] is a colour"]}]
+    assert "[red] is a colour" in run(client, "stats").out
 
 
 # -- draining -----------------------------------------------------------------------------------

@@ -184,9 +184,9 @@ class Stats:
             raise ValueError(f"no section {', '.join(unknown)}; there are: {', '.join(stats)}")
         chosen = {name: stats[name] for name in args.sections or list(stats)}
         for section, values in chosen.items():
-            out.print(f"[bold]{section}[/]")
+            out.print(section, style="bold")
             for line in _lines(values):
-                out.print(f"  {line}", markup=False)
+                out.print(f"  {line}")
         return Outcome(chosen)
 
 

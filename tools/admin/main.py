@@ -68,7 +68,7 @@ def _run_here(command: LocalCommand, args: argparse.Namespace) -> int:
 
 
 def _console(args: argparse.Namespace) -> _Console:
-    return _Console(quiet=args.json, highlight=False)
+    return _Console(quiet=args.json, highlight=False, markup=False)
 
 
 def _end(outcome: Outcome, args: argparse.Namespace) -> int:
