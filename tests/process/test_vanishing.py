@@ -5,16 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ipc.sync_client import Client
-from tests.support.rtcached import PATIENCE_S, RawClient, wait_until_idle
+from tests.support.rtcached import RawClient, wait_until, wait_until_idle
 from tools.daemon_process import DaemonProcess
 
 #: A REQ client that waits for one message that takes long.
@@ -43,12 +42,6 @@ def admin(daemon: DaemonProcess) -> Iterator[Client]:
         yield admin
 
 
-def until(condition: Callable[[], Any]) -> None:
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up_s
-
-
 def num_cancelled(admin: Client, reason: str) -> int:
     by_reason: dict[str, int] = admin.stats()["engine"]["cancelled_by"]
     return by_reason.get(reason, 0)
@@ -71,9 +64,9 @@ def test_a_client_that_is_killed_while_it_waits(daemon: DaemonProcess, admin: Cl
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
         assert waiting.stdout is not None
         assert waiting.stdout.readline() == "asked\n"
-        until(lambda: admin.stats()["engine"]["num_running"])
+        wait_until(lambda: admin.stats()["engine"]["num_running"])
         waiting.send_signal(signal.SIGKILL)
-    until(lambda: num_cancelled(admin, "client_gone") == before + 1)
+    wait_until(lambda: num_cancelled(admin, "client_gone") == before + 1)
     wait_until_idle(admin)
     assert admin.stats()["pool"]["live_blocks"] == 0
 
@@ -100,6 +93,44 @@ def test_a_stream_without_credit_waits_and_ends(daemon: DaemonProcess, admin: Cl
         assert (done["type"], done["finish_reason"]) == ("done", "length")
         assert sum(len(piece["token_ids"]) for piece in pieces) + len(held) == 50
         assert done["index"] == 50 - len(held)
+
+
+def test_a_client_that_does_not_read_beside_one_that_does(null_bundle: Path) -> None:
+    with (
+        DaemonProcess(null_bundle, "sim:0", ipc_max_queued_replies="16") as daemon,
+        RawClient(daemon.endpoint, max_unread=1) as lazy,
+        Client(daemon.endpoint) as fast,
+        Client(daemon.admin_endpoint) as admin,
+    ):
+        names = [f"g{number}" for number in range(8)]
+        for name in names:
+            generate(lazy, name, 4000)
+        wait_until(lambda: admin.stats()["ipc"]["user"]["slow_readers"])
+        wait_until_idle(admin)
+        answer = fast.generate(prompt_ids=[1], max_tokens=200, ignore_eos=True).result()
+        assert (answer.finish_reason, len(answer.token_ids)) == ("length", 200)
+        assert num_cancelled(admin, "slow_reader") > 0
+        ends = [end for name, end in read_answers(lazy, names)]
+        assert set(ends) <= {"length", "slow_reader"}
+        assert "slow_reader" in ends
+        counters = admin.stats()["ipc"]["user"]
+        assert (counters["parked"] > 0, counters["dropped"]) == (True, 0)
+
+
+def read_answers(client: RawClient, names: list[str]) -> list[tuple[str, str]]:
+    """Name and end of each answer, none of which may have a hole."""
+    num_tokens = dict.fromkeys(names, 0)
+    ends: list[tuple[str, str]] = []
+    while len(ends) < len(names):
+        reply = client.receive()
+        name = reply["id"]
+        assert reply["index"] == num_tokens[name]
+        num_tokens[name] += len(reply["token_ids"])
+        if reply["type"] == "done":
+            assert reply["usage"]["completion_tokens"] == num_tokens[name]
+            ends.append((name, reply["finish_reason"]))
+    assert client.rest() == []
+    return ends
 
 
 def test_every_request_is_answered_when_the_daemon_ends(null_bundle: Path) -> None:

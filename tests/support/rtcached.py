@@ -104,10 +104,19 @@ def wait_until_idle(admin: Client) -> None:
 class RawClient:
     """A socket of its own that sends what it likes and keeps everything it gets."""
 
-    def __init__(self, endpoint: str, kind: int = zmq.DEALER, *, name: bytes = b"") -> None:
+    def __init__(
+        self, endpoint: str, kind: int = zmq.DEALER, *, name: bytes = b"", max_unread: int = 1000
+    ) -> None:
+        """Connect.
+
+        Args:
+            name: of the connection; libzmq's if it is empty.
+            max_unread: messages that its socket holds.
+        """
         self._context = zmq.Context(io_threads=1)
         self.socket = self._context.socket(kind)
         self.socket.set(zmq.LINGER, 0)
+        self.socket.set(zmq.RCVHWM, max_unread)
         if name:
             self.socket.set(zmq.ROUTING_ID, name)
         self.socket.connect(endpoint)
