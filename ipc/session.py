@@ -181,7 +181,8 @@ class Session:
 
         Raises:
             TypeError: a field does not exist or cannot be encoded. Nothing has started.
-            ValueError: fields contradict each other. Nothing has started.
+            ValueError: fields contradict each other, or a number is too large for the wire. Nothing
+                has started.
             MessageTooLarge: the wire cannot carry it. Nothing has started.
             ServerError: the daemon refused this client's lease. Nothing has started.
         """
@@ -190,7 +191,11 @@ class Session:
         if window is not None:
             fields = {**fields, "credit": window}
         request = kind(self._next_id(), **fields)
-        payload = encode(request, self._encoding)
+        try:
+            payload = encode(request, self._encoding)
+        except OverflowError as error:
+            text = f"a number is too large for `{type_name(request)}`: {error}"
+            raise ValueError(text) from error
         if len(payload) > self._limits.max_wire_bytes:
             raise MessageTooLarge(
                 f"the request has {len(payload)} bytes, the wire carries "

@@ -101,6 +101,7 @@ def test_requests_are_numbered_and_encoded(encoding: Encoding) -> None:
         ({"prompt": "p", "prompt_ids": (1,)}, ValueError),
         ({"prompt": object()}, TypeError),
         ({"prompt": "p" * 100}, MessageTooLarge),
+        ({"prompt": "p", "seed": 2**64}, ValueError),
     ],
 )
 def test_a_request_that_is_wrong_in_itself_starts_no_call(
