@@ -282,6 +282,39 @@ async def test_texts_that_wait_to_be_tokenised_are_bounded(
     await desk.service.close()
 
 
+async def test_prompts_that_wait_are_bounded_in_number_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_MAX_PROMPTS", 2)
+    desk = HeldDesk()
+    desk.say(Tokenize(MessageId("read"), text=LONG))
+    await desk.until_reading(1)
+    answers = [desk.say(Tokenize(MessageId(f"{number}"), text=LONG)) for number in range(3)]
+    assert answers[:2] == [[], []]
+    ((refused,),) = answers[2:]
+    assert isinstance(refused, Error)
+    assert refused.code == "queue_full"
+    assert desk.say(Tokenize(MessageId("0"), text=LONG), TEAM_ALICE) == []
+    await desk.settle()
+    await desk.service.close()
+
+
+class WaitingTemplate(ChatTemplate):
+    """One that says of itself what a daemon's says."""
+
+    may_wait = True
+
+
+async def test_a_short_conversation_is_read_beside_the_loop_if_its_template_may_wait() -> None:
+    intake = HeldIntake(tokenizer(), WaitingTemplate(TEMPLATE), VOCAB)
+    desk = Desk(intakes={DEFAULT_TENANT: intake})
+    assert desk.say(Chat(ID, messages=(ChatMessage("user", "Hi"),))) == []
+    assert isinstance(desk.say(Ping(OTHER))[0].id, str)
+    await asyncio.to_thread(intake.may_read.set)
+    while not desk.engine.requests:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    desk.engine.finish("length")
+    await desk.service.close()
+
+
 async def test_one_tenants_flood_refuses_nothing_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
