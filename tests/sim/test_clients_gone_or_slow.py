@@ -76,13 +76,15 @@ async def test_a_client_that_comes_back_under_its_name_is_another_one(tmp_path: 
             assert [ref.identity for ref, _ in daemon.seen] == [b"me", b"me"]
 
 
-async def test_connections_are_forgotten_when_they_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+async def test_connections_are_forgotten_when_they_end(tmp_path: Path, transport: str) -> None:
     daemon = CountingDaemon()
-    endpoint = f"ipc://{tmp_path}/s"
-    async with daemon.serve(endpoint) as server, raw_client(endpoint) as stays:
+    address = f"ipc://{tmp_path}/s" if transport == "ipc" else "tcp://127.0.0.1:*"
+    server = daemon.serve(address, insecure_tcp=True)
+    async with server, raw_client(server.endpoint) as stays:
         assert await stays.ask(ping_json()) == PONG
         for _ in range(5):
-            async with raw_client(endpoint) as goes:
+            async with raw_client(server.endpoint) as goes:
                 assert await goes.ask(ping_json()) == PONG
         await daemon.until(lambda: len(daemon.gone) == 5)
         assert server.num_connections == 1
