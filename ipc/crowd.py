@@ -8,6 +8,7 @@ those that have never sent a message, then any; the newest first.
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import socket
@@ -98,14 +99,17 @@ def _own_socket(fd: int) -> socket.socket:
         raise
 
 
-def _lowest_free() -> int:
-    """The next descriptor there will be: at least so many files are open, or few are free below."""
-    with open(os.devnull, "rb") as file:
-        return file.fileno()
+def _lowest_free() -> float:
+    """The next descriptor there will be: at least so many files are open; infinite if none will."""
+    try:
+        with open(os.devnull, "rb") as file:
+            return file.fileno()
+    except OSError:
+        return math.inf
 
 
 def _open_files() -> list[int]:
-    """Descriptors of this process; none where the system does not tell."""
+    """Descriptors of this process; none where the system does not tell, or has none to look."""
     try:
         return [int(name) for name in os.listdir(_OPEN_FILES)]
     except OSError:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,19 @@ def test_what_is_looked_at_is_left_open(hall: Hall) -> None:
     files = num_open()
     hall.crowd(files).look(set)
     assert num_open() == files
+
+
+def test_when_none_is_left_it_is_looked_again(hall: Hall) -> None:
+    crowd = hall.crowd(num_open())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_open(), hard))
+    try:
+        with ExitStack() as stack:
+            with suppress(OSError):
+                while True:
+                    stack.enter_context(open(os.devnull, "rb"))
+            again_s = crowd.look(set)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert again_s < LOOK_S
+    assert hall.cuts == []
