@@ -81,7 +81,9 @@ class SamplerState:
             InvalidRequest: a bias is not finite or beyond what float32 logits can take.
         """
         self.params = params
-        self._bits = np.random.Philox(key=params.seed & _SEED_MASK)
+        self._bits: np.random.Philox | None = (
+            None  # made when it is needed; greedy answers need none
+        )
         self._bias_ids, self._bias = _bias_arrays(params)
         self._counts = _TokenCounts(prompt_tokens) if _has_penalties(params) else None
         self.is_plain_greedy = (
@@ -98,6 +100,8 @@ class SamplerState:
 
     def uniform(self) -> float:
         """The stream's next number in [0, 1), of 53 bits."""
+        if self._bits is None:
+            self._bits = np.random.Philox(key=self.params.seed & _SEED_MASK)
         return (int(self._bits.random_raw()) >> 11) * 2.0**-53
 
     def adjusted(self, logits: Logits) -> Logits:
