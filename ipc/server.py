@@ -56,6 +56,8 @@ class Server:
         role: `user` refuses administrators' requests; `admin` accepts all.
         tenant: whose socket it is; every request that comes here is this tenant's. On a CURVE
             socket role and tenant are those of the client's key, and may not be others than these.
+        name: what it is called; no other server of a daemon has it. Empty: `user`, `admin`, or
+            `user:` and the tenant's name.
         limits: of a message.
         socket_mode: permissions of an ipc socket file.
         max_queued_replies: per client; a client that leaves more unread is a slow reader.
@@ -73,6 +75,7 @@ class Server:
         *,
         role: Role = "user",
         tenant: str = "",
+        name: str = "",
         limits: Limits | None = None,
         socket_mode: int = 0o660,
         max_queued_replies: int = 1024,
@@ -102,8 +105,7 @@ class Server:
         self.endpoint = endpoint
         self.role = role
         self.tenant = tenant
-        #: `user`, `admin`, or `user:` and the tenant's name; no other server of a daemon has it.
-        self.name = f"{role}:{tenant}" if tenant else role
+        self.name = name or (f"{role}:{tenant}" if tenant else role)
         self.limits = limits or Limits()
         self.counters = Counters()
         self._reception = Reception(role, tenant, self.name, self._curve)

@@ -76,6 +76,13 @@ class IpcConfig(msgspec.Struct, frozen=True):
         str,
         Meta(description="Socket for clients: ipc:///path, or tcp://host:port with keys (below)."),
     ] = "ipc:///run/rtcached/rtcached.sock"
+    tcp_endpoint: Annotated[
+        str,
+        Meta(
+            description="A second socket for clients, besides an ipc one: tcp://host:port, with "
+            "keys. Empty: there is none."
+        ),
+    ] = ""
     admin_endpoint: Annotated[
         str,
         Meta(description='Socket for rtcache-admin, mode 0600. Empty: endpoint + ".admin" (ipc).'),
@@ -354,4 +361,5 @@ def admin_endpoint(ipc: IpcConfig) -> str:
 def endpoints_of(config: Config) -> list[str]:
     """Every endpoint that clients may connect to."""
     own = [config.ipc.endpoint, admin_endpoint(config.ipc)]
-    return own + [tenant.endpoint for tenant in config.tenants if tenant.endpoint]
+    others = [config.ipc.tcp_endpoint, *(tenant.endpoint for tenant in config.tenants)]
+    return own + [endpoint for endpoint in others if endpoint]

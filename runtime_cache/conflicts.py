@@ -48,6 +48,8 @@ def _tcp_conflicts(config: Config) -> list[str]:
     faults = []
     if bool(ipc.server_key_file) != bool(ipc.keys_file):
         faults.append("ipc.server_key_file, ipc.keys_file: CURVE needs both of them, or neither")
+    if ipc.tcp_endpoint and not ipc.tcp_endpoint.startswith("tcp://"):
+        faults.append("ipc.tcp_endpoint: expected tcp://HOST:PORT")
     if ipc.insecure_tcp and ipc.server_key_file:
         faults.append("ipc.insecure_tcp: with ipc.server_key_file TCP is protected; give one only")
     open_tcp = [endpoint for endpoint in endpoints_of(config) if endpoint.startswith("tcp://")]
@@ -74,6 +76,7 @@ def _tenant_conflicts(config: Config) -> list[str]:
     ]
     endpoints = Counter(tenant.endpoint for tenant in tenants if tenant.endpoint)
     endpoints.update({config.ipc.endpoint, admin_endpoint(config.ipc)})
+    endpoints.update(filter(None, [config.ipc.tcp_endpoint]))
     faults += [
         f"tenants: the endpoint {endpoint!r} is given to more than one tenant or role"
         for endpoint, number in endpoints.items()

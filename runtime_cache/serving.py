@@ -47,6 +47,7 @@ class Socket(NamedTuple):
 
     role: Role
     tenant: TenantName = DEFAULT_TENANT
+    name: str = ""
 
 
 class Access(NamedTuple):
@@ -196,6 +197,8 @@ def _endpoints(config: Config) -> dict[Socket, str]:
         Socket("user"): config.ipc.endpoint,
         Socket("admin"): admin_endpoint(config.ipc),
     }
+    if config.ipc.tcp_endpoint:
+        endpoints[Socket("user", name="tcp")] = config.ipc.tcp_endpoint
     for tenant in config.tenants:
         if tenant.endpoint:
             endpoints[Socket("user", TenantName(tenant.name))] = tenant.endpoint
@@ -234,6 +237,7 @@ def _server(config: Config, socket: Socket, service: Service, access: Access) ->
         service,
         role=socket.role,
         tenant=socket.tenant,
+        name=socket.name,
         limits=Limits(max_message_bytes=config.ipc.max_message_bytes),
         socket_mode=0o600 if socket.role == "admin" else int(config.ipc.socket_mode, 8),
         max_queued_replies=config.ipc.max_queued_replies,
@@ -250,7 +254,7 @@ def _log_ready(runtime: Runtime, servers: Collection[Server]) -> None:
         model=runtime.manifest.name,
         device=runtime.config.device.device,
         soc=runtime.soc_name,
-        endpoints={server.role: server.endpoint for server in servers if not server.tenant},
+        endpoints={server.name: server.endpoint for server in servers if not server.tenant},
         tenants={server.tenant: server.endpoint for server in servers if server.tenant},
         capacity_tokens=runtime.capacity_tokens,
         max_model_len=runtime.engine.state.max_sequence_tokens_of(DEFAULT_TENANT),

@@ -298,6 +298,26 @@ def test_sockets_of_one_kind_only(null_bundle: Path, folder: KeyFolder) -> None:
                             client.ping()
 
 
+def test_a_port_besides_the_unix_socket(null_bundle: Path, folder: KeyFolder) -> None:
+    unix = f"ipc://{folder.directory}/u"
+    own = {"ipc_endpoint": unix, "ipc_admin_endpoint": f"{unix}.admin"}
+    with keyed_daemon(null_bundle, folder, ipc_tcp_endpoint="tcp://127.0.0.1:*", **own) as daemon:
+        port = daemon.wait_for("ready")["endpoints"]["tcp"]
+        with (
+            Client(unix) as local,
+            Client(port, curve=folder.curve("nobody")) as remote,
+            Client(daemon.admin_endpoint) as admin,
+        ):
+            # Both are the default tenant's, and two clients with the same ids.
+            assert [cached(local), cached(remote)] == [0, 209]
+            assert set(admin.stats()["ipc"]) == {"user", "tcp", "admin"}
+            folder.write({"chief": KEYS["chief"]})
+            admin.reload()
+            assert local.ping().state == "serving"
+            with pytest.raises(NotWelcome):
+                remote.ping()
+
+
 Say = pytest.CaptureFixture[str]
 
 

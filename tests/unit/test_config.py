@@ -234,6 +234,21 @@ def test_tcp_without_curve_is_refused_unless_it_is_said_aloud() -> None:
         assert options.load(env={}, flags=TCP | more).config.ipc.endpoint == TCP["ipc.endpoint"]
 
 
+def test_a_port_besides_the_unix_socket() -> None:
+    port = {"ipc.tcp_endpoint": "tcp://127.0.0.1:5555"}
+    assert "tcp://127.0.0.1:5555: TCP needs CURVE" in faults(flags=port)
+    config = options.load(env={}, flags=port | CURVE).config
+    assert endpoints_of(config) == [
+        config.ipc.endpoint,
+        f"{config.ipc.endpoint}.admin",
+        "tcp://127.0.0.1:5555",
+    ]
+    text = faults(flags=CURVE | {"ipc.tcp_endpoint": "ipc://x"})
+    assert "ipc.tcp_endpoint: expected tcp://HOST:PORT" in text
+    twice = CURVE | TCP | {"ipc.tcp_endpoint": TCP["ipc.endpoint"]}
+    assert "is given to more than one tenant or role" in faults(flags=twice)
+
+
 def test_half_of_curve_and_twice_an_answer_are_refused() -> None:
     for name in CURVE:
         assert "CURVE needs both of them, or neither" in faults(flags={name: "x"})

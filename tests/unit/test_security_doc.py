@@ -34,7 +34,7 @@ def test_the_example_of_a_configuration_is_one(tmp_path: Path) -> None:
     path = tmp_path / "rtcached.toml"
     path.write_text(CONFIG)
     ipc = options.load(str(path), env={}).config.ipc
-    assert ipc.endpoint.startswith("tcp://")
+    assert ipc.tcp_endpoint.startswith("tcp://")
     assert ipc.server_key_file.endswith(".key_secret")
 
 
