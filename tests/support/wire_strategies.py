@@ -133,7 +133,7 @@ def _field(word: str, name: str) -> st.SearchStrategy[Any]:
 @st.composite
 def valid(draw: st.DrawFn) -> dict[str, Any]:
     """Requests of all kinds; those that have answers with many messages more often."""
-    word = draw(st.sampled_from([*sorted(request_types()), *["generate"] * 4]))
+    word = draw(st.sampled_from([*sorted(request_types()), *["generate"] * 8]))
     fields = draw(_requests(word))
     try:
         decode_request(packed(fields), Limits())
