@@ -16,7 +16,7 @@ from types import TracebackType
 
 import pytest
 
-from ipc.errors import Timeout
+from ipc.errors import IpcError
 from ipc.sync_client import Client
 from tests.support.rtcached import PATIENCE_S
 
@@ -120,7 +120,7 @@ class Launched:
             while self.process.poll() is None:
                 try:
                     client.ping()
-                except Timeout:
+                except IpcError:
                     continue
                 return
         raise AssertionError(f"rtcached ended with {self.process.returncode}")
