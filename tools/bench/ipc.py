@@ -60,8 +60,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="sim:0", help="device (sim:0)")
     parser.add_argument("--runs", type=positive, default=5, help="runs of each (5)")
     parser.add_argument("--pings", type=positive, default=2000, help="round trips a run (2000)")
-    parser.add_argument("--streams", type=positive, default=256, help="answers at once (256)")
-    parser.add_argument("--tokens", type=positive, default=400, help="tokens an answer (400)")
+    parser.add_argument("--streams", type=positive, default=512, help="answers at once (512)")
+    parser.add_argument("--tokens", type=positive, default=200, help="tokens an answer (200)")
     parser.add_argument("--connections", type=positive, default=8, help="client sockets (8)")
 
 
