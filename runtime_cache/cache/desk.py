@@ -60,7 +60,7 @@ def unpin(cache: CacheManager, digest: str) -> Keep:
         found = {
             name for name, end in ends if end is not None and end.digest.hex().startswith(digest)
         }
-    keep = cache.keeps.pop("pin", _only(digest, sorted(found)))
+    keep = cache.keeps.pop("pin", _only(digest, sorted(found), "pinned or leased"))
     cache.give_up(keep)
     if keep is None:
         raise UnknownEntry(f"no pin or lease `{digest}`")
@@ -76,7 +76,7 @@ def find(cache: CacheManager, digest: str) -> PrefixNode:
     """
     if len(digest) < _DIGEST_CHARS:
         found = [name for node in cache.index if (name := node.digest.hex()).startswith(digest)]
-        digest = _only(digest, found)
+        digest = _only(digest, found, "cached")
     node = cache.index.get(BlockHash(bytes.fromhex(digest)))
     if node is None:
         raise UnknownEntry(f"nothing cached has the digest `{digest}`")
@@ -229,9 +229,9 @@ def below(node: PrefixNode) -> Iterator[PrefixNode]:
     return reversed(order)
 
 
-def _only(digest: str, found: list[str]) -> str:
+def _only(digest: str, found: list[str], what: str) -> str:
     if len(found) > 1:
         raise InvalidRequest(f"{len(found)} digests begin with `{digest}`: give more of it")
     if not found:
-        raise UnknownEntry(f"nothing cached or pinned has a digest that begins with `{digest}`")
+        raise UnknownEntry(f"nothing {what} has a digest that begins with `{digest}`")
     return found[0]

@@ -14,6 +14,7 @@ from rich.console import Console
 from ipc.messages import ConfigOption, Configured, Evicted
 from tests.support.admin_answers import DIGEST, ID, LONG_NAME, WHOLE_ID, entry
 from tests.support.admin_client import STATS, WideClient, run
+from tools.admin.command import num_bytes as parsed
 from tools.admin.command import say, short_count, short_size, short_time
 from tools.admin.commands import COMMANDS
 from tools.admin.registering import Register
@@ -335,6 +336,21 @@ def test_durations_in_tables(duration_s: float, text: str) -> None:
 @pytest.mark.parametrize(("num_bytes", "text"), [(0, "0.0K"), (2**20, "1.0M"), (2**40, "1024.0G")])
 def test_sizes_in_tables(num_bytes: int, text: str) -> None:
     assert short_size(num_bytes) == text
+    assert parsed(text) == num_bytes
+
+
+@pytest.mark.parametrize(("text", "num_bytes"), [("8KB", 8000), ("8k", 8000), ("8KiB", 8192)])
+def test_sizes_that_are_given(text: str, num_bytes: int) -> None:
+    assert parsed(text) == num_bytes
+
+
+def test_a_size_below_that_of_a_block_says_why_nothing_goes() -> None:
+    client = WideClient()
+    client.evicted = Evicted(ID, num_blocks=0, num_bytes=0, in_use_blocks=0, kept_blocks=1)
+    assert run(client, "evict --bytes 1K").out == (
+        "evicted 0 blocks (0.0 KiB): no block that can go fits into 1.0 KiB; "
+        "stay: 1 registered, pinned or leased\n"
+    )
 
 
 def test_the_manual_of_register_says_what_a_line_holds() -> None:

@@ -249,7 +249,7 @@ def test_a_pin_holds_a_prefix_until_it_is_given_up(make_cache: MakeCache) -> Non
     assert (gauges(cache), parked_blocks(cache)) == ((2, 1, 4), [3])
     assert desk.plan_blocks(cache, None).carry_out(cache) == (1, 0, 2)
     assert admit(cache, range(50, 74)) is None
-    with pytest.raises(UnknownEntry):
+    with pytest.raises(UnknownEntry, match="nothing pinned or leased has"):
         desk.unpin(cache, first)
     assert desk.unpin(cache, second) == keep
     assert parked_blocks(cache) == [2, 1]

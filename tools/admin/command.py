@@ -97,13 +97,13 @@ def lifetime(text: str) -> float:
 
 
 def num_bytes(text: str) -> int:
-    """A size such as 1073741824, 512MB or 1.5GiB, in bytes.
+    """A size such as 1073741824, 512MB, 1.5GiB, or as tables have it, 24.0K (KiB), in bytes.
 
     Raises:
         ArgumentTypeError: it is none.
     """
     try:
-        return parse_bytes(text)
+        return parse_bytes(f"{text}iB" if text[-1:] in tuple("KMGT") else text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(
             f"expected a size such as 512MB or 1.5GiB, got {text}"

@@ -75,7 +75,7 @@ class Evict:
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         reply = client.evict(tenant=args.tenant, dry_run=args.dry_run, **_choice(client, args))
-        say(out, _sentence(reply))
+        say(out, _sentence(reply, args.bytes))
         return Outcome(plain(reply), EXIT_OK if _is_done(reply, args) else EXIT_PARTLY)
 
 
@@ -113,9 +113,11 @@ def _is_done(reply: Evicted, args: argparse.Namespace) -> bool:
     return not reply.in_use_blocks + reply.kept_blocks
 
 
-def _sentence(reply: Evicted) -> str:
+def _sentence(reply: Evicted, max_bytes: int | None) -> str:
     did, stay = ("would evict", "would stay") if reply.dry_run else ("evicted", "stay")
     gone = f"{did} {counted(reply.num_blocks, 'block')} ({size(reply.num_bytes)})"
+    if max_bytes is not None and not reply.num_blocks:
+        gone += f": no block that can go fits into {size(max_bytes)}"
     held = [
         f"{number} {why}"
         for number, why in (
@@ -124,6 +126,8 @@ def _sentence(reply: Evicted) -> str:
         )
         if number
     ]
-    if not held:
-        return gone if reply.num_blocks else f"{gone}: there are none of that kind"
-    return f"{gone}; {stay}: {', '.join(held)}"
+    if held:
+        return f"{gone}; {stay}: {', '.join(held)}"
+    if reply.num_blocks or max_bytes is not None:
+        return gone
+    return f"{gone}: there are none of that kind"
