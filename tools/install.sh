@@ -131,8 +131,9 @@ check_systemd() {
 }
 
 check_python() {
-    "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
-        die "$python is no Python 3.10 or newer with venv: name one by --python"
+    # Debian has venv everywhere, and what it needs, ensurepip, in a package of its own.
+    "$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+        die "$python is no Python 3.10 or newer with venv (Debian: python3-venv); see --python"
 }
 
 make_environment() {
@@ -143,8 +144,10 @@ make_environment() {
     fi
     [[ ! -e $prefix || -e $prefix/$MARK ]] ||
         die "$prefix is there already and was not made by this script: choose another --prefix"
-    run "$python" -m venv "$prefix"
+    # Marked first: what is made in part can be made again, or taken away.
+    run mkdir -p "$prefix"
     run touch "$prefix/$MARK"
+    run "$python" -m venv "$prefix"
     run "$prefix/bin/python" -m pip install --quiet --upgrade "$SOURCE_DIR$extras"
 }
 
@@ -249,9 +252,16 @@ remove_empty() {
 
 remove_tree() { [[ ! -d $1 ]] || run rm -rf --one-file-system "$1"; }
 
+#: Both fail where there is nothing of the kind. A pattern stops instances and cannot disable them;
+#: the template disables all of its instances and cannot stop them.
+disable_units() {
+    run systemctl stop rtcached.service 'rtcached@*.service' || true
+    run systemctl disable "${UNITS[@]}" || true
+}
+
 uninstall_all() {
     local unit
-    is_staged || run systemctl disable --now rtcached.service 'rtcached@*.service' || true
+    is_staged || disable_units
     remove_drop_in board-nodes.conf
     remove_drop_in no-npu-group.conf
     for unit in "${UNITS[@]}"; do

@@ -203,14 +203,31 @@ def test_the_plan_for_a_whole_host(tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     plan = [line[2:] for line in out.splitlines() if line.startswith("+ ")]
     programs = [shlex.split(step)[0] for step in plan]
-    assert programs[:2] == [sys.executable, "touch"]
-    assert programs[2] == f"{prefix}/bin/python"
-    assert shlex.split(plan[2])[-1] == f"{TOOLS.parent}[sim]"
+    assert programs[:3] == ["mkdir", "touch", sys.executable]
+    assert programs[3] == f"{prefix}/bin/python"
+    assert shlex.split(plan[3])[-1] == f"{TOOLS.parent}[sim]"
     assert "systemd-sysusers" in programs
     assert "systemd-tmpfiles" in programs
     assert f"{prefix}/bin/rtcache-doctor env --output /etc/rtcached/cann.env" in plan
     assert plan[-1] == "systemctl daemon-reload"
     assert not prefix.exists()
+
+
+def test_uninstall_ends_the_daemons_of_all_devices(tmp_path: Path) -> None:
+    need("systemctl")
+    staged(tmp_path)
+    offline = ("systemctl", "--quiet", f"--root={tmp_path}")
+    names = ("rtcached.service", "rtcached@0.service", "rtcached@7.service")
+    subprocess.run([*offline, "enable", *names], check=True, capture_output=True)
+    links = tmp_path / SYSTEM / "multi-user.target.wants"
+    assert {path.name for path in links.iterdir()} == set(names)
+    code, out, _ = call(INSTALL, "--uninstall", PATH=fake_host(tmp_path, "249"))
+    assert code == 0
+    steps = [shlex.split(line[2:]) for line in out.splitlines() if line.startswith("+ systemctl ")]
+    assert steps[0] == ["systemctl", "stop", "rtcached.service", "rtcached@*.service"]
+    assert steps[1][1] == "disable"
+    subprocess.run([*offline, *steps[1][1:]], check=True, capture_output=True)
+    assert not links.exists() or not list(links.iterdir())
 
 
 # --- the container -------------------------------------------------------------------------------
