@@ -66,7 +66,8 @@ class Outcomes:
             if numbered is None:
                 break
             task = asyncio.ensure_future(self._answer(*numbered))
-            task.add_done_callback(self._ended.put_nowait)
+            if not self._in_order:
+                task.add_done_callback(self._ended.put_nowait)
             self._running.append(task)
         return bool(self._running)
 

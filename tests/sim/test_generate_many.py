@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from ipc.answers import Result
 from ipc.client import Client as AsyncClient
+from ipc.client_many import Outcomes
 from ipc.errors import Closed, ServerError, Timeout
 from ipc.many import Outcome
-from ipc.messages import Cancel, Chat, Generate
+from ipc.messages import Cancel, Chat, Generate, Timing, Usage
 from ipc.sync_client import Client
 from tests.support.ipc_daemon import CountingDaemon, DaemonThread
 
@@ -146,3 +149,34 @@ async def test_a_closed_client_ends_the_loop(tmp_path: Path) -> None:
         client.close()
         with pytest.raises(Closed):
             await anext(outcomes)
+
+
+class Remembered(Result):
+    """An answer that can be missed: `Result` has no room for a weak reference."""
+
+
+class Ready:
+    """Asked, and answered at once."""
+
+    def __init__(self, made: list[weakref.ref[Remembered]]) -> None:
+        self._made = made
+
+    async def result(self) -> Result:
+        answer = Remembered("", (), "stop", None, Usage(0, 0, 0, 0), Timing(0, None, 0, None))
+        self._made.append(weakref.ref(answer))
+        return answer
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_what_was_handed_out_is_not_kept(in_order: bool) -> None:
+    made: list[weakref.ref[Remembered]] = []
+    outcomes = Outcomes(
+        ["prompt"] * 100,
+        lambda prompt: Ready(made),
+        max_at_once=4,
+        in_order=in_order,
+        max_tries=1,
+    )
+    async for _ in outcomes:
+        assert sum(answer() is not None for answer in made) <= 5
+    assert len(made) == 100
