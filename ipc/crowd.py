@@ -12,6 +12,7 @@ import math
 import os
 import resource
 import socket
+import time
 from collections.abc import Callable, Container
 from contextlib import suppress
 
@@ -21,6 +22,9 @@ from ipc.endpoint import IpcAddress, TcpAddress
 #: connections in a millisecond [seconds].
 LOOK_S = 0.05
 _URGENT_S = 0.005
+#: With many thousands open a look takes tens of milliseconds: so much longer it then rests, and the
+#: event loop has time for others. By then libzmq has accepted half as many again, no more.
+_REST = 7
 #: Parts of the limit: from the first on connections are cut, until the second.
 _CUT_FROM, _CUT_TO = 1 / 2, 3 / 8
 _OPEN_FILES = "/proc/self/fd"
@@ -33,6 +37,7 @@ class Crowd:
         address: where it listens; only connections to it are cut.
         on_cut: told how many were cut, and how many files are open.
         limit: of open files; by default that of the process.
+        clock: seconds.
     """
 
     def __init__(
@@ -40,9 +45,11 @@ class Crowd:
         address: IpcAddress | TcpAddress,
         on_cut: Callable[[int, int], None],
         limit: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = address
         self._on_cut = on_cut
+        self._clock = clock
         self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
 
     def look(self, known: Callable[[], Container[int]]) -> float:
@@ -53,10 +60,11 @@ class Crowd:
         """
         if self._limit == resource.RLIM_INFINITY or _lowest_free() < self._limit / 4:
             return LOOK_S
+        begun_s = self._clock()
         files = _open_files()
         if len(files) >= _CUT_FROM * self._limit:
             self._shrink(files, known())
-        return _URGENT_S
+        return max(_URGENT_S, _REST * (self._clock() - begun_s))
 
     def _shrink(self, files: list[int], have_spoken: Container[int]) -> None:
         newest = sorted(files, key=lambda fd: (fd in have_spoken, -fd))

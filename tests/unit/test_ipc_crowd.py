@@ -7,6 +7,7 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,9 @@ class Hall:
             self.ends.append(stack.enter_context(listener.accept()[0]))
         self.cuts: list[tuple[int, int]] = []
 
-    def crowd(self, limit: int) -> Crowd:
-        return Crowd(self.address, lambda *told: self.cuts.append(told), limit)
+    def crowd(self, limit: int, look_takes_s: float = 0.0) -> Crowd:
+        clock = count(100.0, look_takes_s)
+        return Crowd(self.address, lambda *told: self.cuts.append(told), limit, lambda: next(clock))
 
     def cut(self) -> list[int]:
         """Which connections were: their places."""
@@ -93,6 +95,12 @@ def test_nothing_is_cut_while_there_is_room(hall: Hall) -> None:
     hall.crowd(limit).look(set)
     assert hall.crowd(1 << 20).look(set) == LOOK_S
     assert (hall.cut(), hall.cuts) == ([], [])
+
+
+def test_looks_that_take_long_leave_time_for_others(hall: Hall) -> None:
+    limit = 2 * num_open() + 10
+    assert hall.crowd(limit, look_takes_s=0.0).look(set) == 0.005
+    assert hall.crowd(limit, look_takes_s=0.03).look(set) == pytest.approx(0.21)
 
 
 def test_what_is_looked_at_is_left_open(hall: Hall) -> None:
