@@ -112,6 +112,30 @@ def ping_json() -> bytes:
 # --- framing and encodings ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("frames", "is_json"),
+    [
+        ([b""], False),
+        ([b"abc"], False),
+        ([b"{"], True),
+        ([b"{", b"a"], False),
+        ([b"a", b"{"], True),
+    ],
+)
+def test_what_cannot_be_read_is_answered_in_the_encoding_it_seems_to_be_in(
+    run: Run, endpoint: str, frames: list[bytes], is_json: bool
+) -> None:
+    async def scene() -> None:
+        async with CountingDaemon().serve(endpoint), raw_client(endpoint) as client:
+            await client.socket.send_multipart(frames)
+            (reply,) = await client.socket.recv_multipart()
+            assert reply.startswith(b"{") is is_json
+            decode = msgspec.json.decode if is_json else msgspec.msgpack.decode
+            assert decode(reply)["code"] in ("bad_encoding", "bad_frames")
+
+    run(scene())
+
+
 @pytest.mark.parametrize("encoding", list(Encoding))
 def test_a_dealer_is_answered_in_one_frame_and_in_kind(
     run: Run, endpoint: str, encoding: Encoding

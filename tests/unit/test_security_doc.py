@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -20,7 +21,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-TEXT = (Path(__file__).parents[2] / "docs" / "security.md").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "security.md").read_text("utf-8")
+#: Modules and functions that make programs of what they read.
+CARRIES_OUT = {"pickle", "cPickle", "dill", "marshal", "shelve", "eval", "exec", "allow_pickle"}
 KEYS, CONFIG = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
 
 
@@ -51,3 +55,27 @@ def test_every_option_of_the_page_exists() -> None:
     about_security = ("server_key_file", "keys_file", "insecure_tcp", "socket_mode")
     assert {f"ipc.{name}" for name in about_security} <= named
     assert set(about_security) <= set(IpcConfig.__struct_fields__)
+
+
+def names_in(path: Path) -> set[str]:
+    """Whatever a file imports, calls or names as an argument."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+        elif isinstance(node, ast.Call):
+            names |= {node.func.id} if isinstance(node.func, ast.Name) else set()
+            names |= {word.arg for word in node.keywords if word.arg is not None}
+    return names
+
+
+def test_nothing_that_comes_is_unpickled_or_evaluated() -> None:
+    assert "nothing is ever unpickled or evaluated" in TEXT
+    tops = [ROOT / top for top in ("ipc", "runtime_cache", "om_models")]
+    paths = [path for top in tops for path in top.rglob("*.py")]
+    paths = [path for path in paths if "node_modules" not in path.parts]
+    found = {str(path.relative_to(ROOT)) for path in paths if CARRIES_OUT & names_in(path)}
+    # Runs the user's own program on the software device, as Python itself would.
+    assert found == {"runtime_cache/aclsim/run.py"}
