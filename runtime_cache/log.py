@@ -25,7 +25,7 @@ from runtime_cache.config import LogConfig
 from runtime_cache.throttle import Throttle
 
 #: Of a line in the journal: those of syslog.
-_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "exception": 3, "critical": 2}
+_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 #: What needs no quotes there.
 _PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)
 Fields = MutableMapping[str, Any]
@@ -172,12 +172,17 @@ class _Forwarder(logging.Handler):
     """What libraries log becomes an event of ours."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        # A library's mistake in what it logs is not to become an error of what it does.
+        try:
+            text = record.getMessage()
+        except Exception as error:
+            text = f"{record.msg!r} cannot be written: {error}"
         log = structlog.get_logger(__name__)
         log.log(
-            record.levelno,
+            min(record.levelno // 10 * 10, logging.CRITICAL),  # structlog knows no level between
             "library_log",
             library=record.name,
-            text=record.getMessage(),
+            text=text,
             exc_info=record.exc_info,
         )
 

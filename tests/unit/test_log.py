@@ -118,6 +118,27 @@ def test_what_libraries_log_is_an_event() -> None:
 
 
 @pytest.mark.parametrize(
+    ("level", "text", "expected"),
+    [
+        (logging.WARNING, "%d", ("warning", "'%d' cannot be written: ")),
+        (logging.ERROR - 5, "%s", ("warning", "x")),
+        (logging.CRITICAL + 5, "%s", ("critical", "x")),
+    ],
+)
+def test_a_library_that_logs_wrongly_goes_on(
+    level: int, text: str, expected: tuple[str, str]
+) -> None:
+    stream = io.StringIO()
+    log.configure(LogConfig(), stream, {})
+    log.forward_libraries()
+    logging.getLogger("asyncio").log(level, text, "x")
+    (line,) = lines_of(stream)
+    fields = json.loads(line)
+    assert fields["level"] == expected[0]
+    assert fields["text"].startswith(expected[1])
+
+
+@pytest.mark.parametrize(
     ("value", "written"),
     [
         ("\udc80", "\udc80"),
