@@ -80,10 +80,6 @@ class Connections:
     def __len__(self) -> int:
         return len(self._by_identity)
 
-    def __getitem__(self, identity: bytes) -> Connection:
-        """The connection whose message is being delivered."""
-        return self._by_identity[identity]
-
     def __iter__(self) -> Iterator[Connection]:
         return iter(self._by_identity.values())
 

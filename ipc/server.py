@@ -261,8 +261,7 @@ class Server:
             # A host that vanishes says nothing; the kernel hears of a process that does.
             socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
             socket.set(zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS)
-        if isinstance(self._address, TcpAddress):
-            # A client whose network is gone says nothing; the kernel finds out within a minute.
+            # The kernel asks as well, for clients that know no heartbeats: within a minute.
             socket.set(zmq.TCP_KEEPALIVE, 1)
             for option, value in _KEEPALIVE.items():
                 socket.set(option, value)

@@ -64,7 +64,7 @@ def test_a_connection_is_looked_at_once_and_there_until_it_is_closed(rig: Rig) -
     assert connections.wants(b"a")
     connections.look(b"a", frame(peer.fileno(), "key"))
     assert not connections.wants(b"a")
-    assert (connections[b"a"].user_id, len(connections)) == ("key", 1)
+    assert [connection.user_id for connection in connections] == ["key"]
     connections.sweep()
     assert rig.ended == []
     peer.close()
@@ -91,7 +91,7 @@ def test_the_one_of_the_same_name_before_it_has_ended(rig: Rig) -> None:
     assert rig.connections.wants(b"me")
     rig.connections.look(b"me", frame(second.fileno(), "other"))
     assert rig.ended == [b"me"]
-    assert rig.connections[b"me"].user_id == "other"
+    assert [connection.user_id for connection in rig.connections] == ["other"]
 
 
 def test_a_message_of_a_connection_that_has_been_closed_already(rig: Rig) -> None:
