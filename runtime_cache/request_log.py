@@ -19,10 +19,11 @@ from runtime_cache.work import Work
 
 log = structlog.get_logger(__name__)
 
-
 #: Messages that are answered at once and change something. What operators changed has a line of its
 #: own, where it is done.
 _CHANGING = (wire.Release, wire.Pin, wire.Unpin, wire.Drain, wire.Resume, wire.Reload)
+#: The fields of messages that hold what is asked.
+_PROMPT_FIELDS = ("prompt", "prompt_ids", "prefix_id", "messages", "text")
 
 
 class Used(NamedTuple):
@@ -88,9 +89,7 @@ class RequestLog:
                 answered=self._decode(work.token_ids),
             )
 
-    def answered(
-        self, client: ClientRef, message: wire.AnyRequest, reply: wire.AnyReply | None
-    ) -> None:
+    def answered(self, client: ClientRef, message: wire.AnyRequest, reply: wire.AnyReply) -> None:
         """A message was answered at once, refused perhaps; what only asks is not worth a line."""
         if not isinstance(reply, wire.Error) and not isinstance(message, _CHANGING):
             return
@@ -133,7 +132,7 @@ def used_by(reply: wire.AnyReply) -> Used:
     )
 
 
-def outcome_of(reply: wire.AnyReply | None) -> str:
+def outcome_of(reply: wire.AnyReply) -> str:
     """The finish reason of an answer, the code of an error, `ok` for all else."""
     if isinstance(reply, wire.Done):
         return reply.finish_reason
@@ -144,6 +143,3 @@ def _asked(message: wire.AnyRequest) -> dict[str, Any]:
     """The prompt of a message, in the words of the wire."""
     fields: dict[str, Any] = msgspec.to_builtins(message)
     return {name: fields[name] for name in _PROMPT_FIELDS if fields.get(name) is not None}
-
-
-_PROMPT_FIELDS = ("prompt", "prompt_ids", "prefix_id", "messages", "text")

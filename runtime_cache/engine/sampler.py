@@ -81,9 +81,8 @@ class SamplerState:
             InvalidRequest: a bias is not finite or beyond what float32 logits can take.
         """
         self.params = params
-        self._bits: np.random.Philox | None = (
-            None  # made when it is needed; greedy answers need none
-        )
+        #: Made when it is needed: greedy answers need none.
+        self._bits: np.random.Philox | None = None
         self._bias_ids, self._bias = _bias_arrays(params)
         self._counts = _TokenCounts(prompt_tokens) if _has_penalties(params) else None
         self.is_plain_greedy = (

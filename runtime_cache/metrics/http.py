@@ -37,7 +37,7 @@ MAX_CONNECTIONS = 32
 #: Request line and headers [bytes].
 MAX_HEAD_BYTES = 8192
 
-_PATHS = "/metrics, /health, /ready"
+_PATHS = ("/metrics", "/health", "/ready")
 _REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -102,8 +102,8 @@ class MetricsServer:
         """Answer from now on; until there is a source, that the daemon is loading."""
         self._thread.start()
 
-    def attach(self, source: Source | None) -> None:
-        """Whose figures to serve from now on; None for nobody's."""
+    def attach(self, source: Source) -> None:
+        """Whose figures to serve from now on."""
         self._source = source
 
     async def close(self) -> None:
@@ -174,8 +174,8 @@ class MetricsServer:
     async def _respond(self, request: Request) -> Response:
         if not request.path:
             return _plain(400, "this is not an HTTP request\n")
-        if request.path not in ("/metrics", "/health", "/ready"):
-            return _plain(404, f"there are {_PATHS}\n")
+        if request.path not in _PATHS:
+            return _plain(404, f"there are {', '.join(_PATHS)}\n")
         if request.method not in ("GET", "HEAD"):
             return _plain(405, "GET and HEAD are answered\n")
         if request.path == "/metrics":

@@ -9,13 +9,8 @@ from typing import Any, NamedTuple
 from ipc.messages import Entry
 
 _PERCENTILES = ("p50", "p90", "p99", "max")
-#: The rows of the latency table: word → name in `stats.latency`.
-_LATENCIES = {
-    "ttft_ms": "ttft_ms",
-    "inter_token_ms": "inter_token_ms",
-    "queue_ms": "queue_ms",
-    "total_ms": "total_ms",
-}
+#: The rows of the latency table, by their names in `stats.latency`.
+_LATENCIES = ("ttft_ms", "inter_token_ms", "queue_ms", "total_ms")
 
 
 class Look(NamedTuple):
@@ -57,7 +52,7 @@ class Figures:
         recent_hit_rate: the same of those that came between the two looks.
         answer_tokens_per_s, prefill_tokens_per_s: tokens sampled, and prompt tokens computed.
         evicted_blocks_per_s: to make room, or because an operator wanted it.
-        latency: word → percentiles of the last minutes [milliseconds]; None where nothing was.
+        latency: name → percentiles of the last minutes [milliseconds]; None where nothing was.
         hottest: with most hits, best first.
     """
 
@@ -159,8 +154,8 @@ def _recent_hit_rate(now: Look, since: Look | None) -> float | None:
 
 
 def _latency(stats: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    rows = {word: stats.get(name) or {} for word, name in _LATENCIES.items()}
-    return {word: {p: row.get(p) for p in _PERCENTILES} for word, row in rows.items()}
+    rows = {name: stats.get(name) or {} for name in _LATENCIES}
+    return {name: {p: row.get(p) for p in _PERCENTILES} for name, row in rows.items()}
 
 
 def _hot(entry: Entry) -> HotPrefix:
