@@ -119,7 +119,8 @@ class Config:
     """Show the options in force, and where each came from.
 
     Names of options, or the beginnings of them, choose what is shown. What is
-    marked with * `reload` can change. Secrets are hidden.
+    marked with * `reload` can change. No option is a secret:
+    keys lie in files, whose paths are shown.
 
     examples: rtcache-admin config
               rtcache-admin config cache log.level
