@@ -21,7 +21,17 @@ from ipc.errors import IpcError
 from runtime_cache import __version__, log
 from runtime_cache.config import LogConfig
 from runtime_cache.errors import RuntimeCacheError
-from tools.bench import convert, deterministic, device, index, ipc, nohit, step, ttft, workload
+from tools.bench import (
+    convert,
+    deterministic,
+    device,
+    index,
+    nohit,
+    round_trips,
+    step,
+    ttft,
+    workload,
+)
 from tools.daemon_process import DaemonFailed
 
 
@@ -43,7 +53,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "deterministic": deterministic,
     "device": device,
     "convert": convert,
-    "ipc": ipc,
+    "ipc": round_trips,
 }
 
 
