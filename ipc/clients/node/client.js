@@ -108,6 +108,7 @@ export class Client {
     const call = this.#start("generate", { credit: this.window, ...fields });
     const abort = () => this.#send("cancel", { target: call.id });
     signal?.addEventListener("abort", abort, { once: true });
+    if (signal?.aborted) abort();
     try {
       let [index, untold, reply] = [0, 0, null];
       while (reply?.type !== "done") {

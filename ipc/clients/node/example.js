@@ -32,6 +32,8 @@ async function cancel() {
   const stop = new AbortController();
   let last;
   for await (last of client.generate({ prompt: "Go on", ...GREEDY }, stop)) stop.abort();
+  // A signal that has fired already is heard too.
+  for await (last of client.generate({ prompt: "Go on", ...GREEDY }, stop));
   say({ did: "cancel", finish_reason: last.finish_reason });
 }
 
