@@ -96,7 +96,7 @@ class Service:
         intakes: one for each tenant that a server has, and for the default tenant.
         send: sends a reply at once; may call back `on_client_gone`, `on_slow_reader`.
         clock: the engine's clock.
-        requests: hears how each one ended.
+        requests: hears how each one ended; None for one of its own.
         settings: read again when an administrator asks for it; None: there is nothing to read.
         """
         self._engine = engine
@@ -107,7 +107,7 @@ class Service:
         self._quotas = Quotas(Keyring().quota) if settings is None else settings.quotas
         self._send = send
         self._clock = clock
-        self._requests = requests
+        self._requests = RequestLog() if requests is None else requests
         self._leases = Leases(self._on_lease_expired, clock)
         self._admin = AdminDesk(engine, facts, intakes.keys(), clock)
         self._chores = Chores(
@@ -150,8 +150,7 @@ class Service:
         except RuntimeCacheError as error:
             reply = replies.refusal(message.id, error)
         if reply is not None:
-            if self._requests is not None:
-                self._requests.answered(client, message, reply)
+            self._requests.answered(client, message, reply)
             self._send(client, reply)
 
     def on_client_gone(self, client: ClientRef) -> None:
@@ -357,8 +356,7 @@ class Service:
         self._reader.give_up(work)
         if not work.is_mute:
             self._send(work.client, reply)
-        if self._requests is not None:
-            self._requests.done(work, reply, self._clock())
+        self._requests.done(work, reply, self._clock())
 
     def _end_well(self, work: Work, reply: wire.AnyReply) -> None:
         """The final reply of what runs beside the loop; it may have ended meanwhile."""

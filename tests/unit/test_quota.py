@@ -40,6 +40,7 @@ def test_unfinished_requests_are_counted() -> None:
     two.give_back("a")
     two.take("a", 0.0)
     refused(two, 9e9)
+    assert two.num_refused == 2
 
 
 def test_a_minutes_worth_may_be_used_at_once_and_debts_are_paid() -> None:
