@@ -8,33 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from tests.support.curve import TENANTS, KeyFolder, keyed_daemon
+from tests.support.needed import lacking, need
 from tests.support.rtcached import PATIENCE_S
 from tools.daemon_process import DaemonProcess
 
 CLIENTS = Path(__file__).parents[2] / "ipc" / "clients"
-
-
-def lacking(what: str) -> NoReturn:
-    """Skip, or fail where everything must be there."""
-    if os.environ.get("RTCACHE_CLIENTS") == "required":
-        pytest.fail(f"{what}; RTCACHE_CLIENTS=required")
-    pytest.skip(f"{what} (.ci/run installs it)")
-
-
-def need(*programs: str) -> None:
-    for program in programs:
-        if shutil.which(program) is None:
-            lacking(f"{program} is not installed")
 
 
 def run(*command: str | Path, **env: str) -> str:
