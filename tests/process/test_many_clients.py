@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from ipc.sync_client import Client
 from tests.support.many_clients import Count, Plan, stream_from
+from tests.support.process_state import look_at
 from tests.support.rtcached import wait_until_idle
 from tools.bench.stage import null_bundle
 from tools.daemon_process import DaemonProcess
@@ -36,7 +36,7 @@ class Watch:
         self._pause_s = pause_s
 
     def look(self) -> None:
-        self.resident_kib.append(_resident_kib(self._process_id))
+        self.resident_kib.append(look_at(self._process_id).resident_kib)
         self.max_running = max(self.max_running, self._admin.stats()["engine"]["num_running"])
         time.sleep(self._pause_s)  # how often to look; nothing depends on it
 
@@ -45,11 +45,6 @@ class Watch:
         """From where a third of the time had passed to the end."""
         later = self.resident_kib[len(self.resident_kib) // 3 :]
         return max(later) - later[0]
-
-
-def _resident_kib(process_id: int) -> int:
-    status = Path(f"/proc/{process_id}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 from ipc.client import Client
 from ipc.errors import ServerError
 from ipc.sync_client import Client as AdminClient
+from tests.support.process_state import look_at
 from tests.support.rtcached import wait_until_idle
 from tools.daemon_process import DaemonProcess
 
@@ -80,11 +81,6 @@ class Traffic:
         self.known[prompt] = max(known, tokens, key=len)
 
 
-def resident_kib(process_id: int) -> int:
-    status = Path(f"/proc/{process_id}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0])
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_mixed_traffic(null_bundle: Path) -> None:
@@ -94,9 +90,9 @@ def test_mixed_traffic(null_bundle: Path) -> None:
     ):
         traffic = Traffic(daemon.endpoint)
         asyncio.run(traffic.run(WARM_UP, seed=0))
-        before_kib = resident_kib(daemon.process.pid)
+        before_kib = look_at(daemon.process.pid).resident_kib
         asyncio.run(traffic.run(REQUESTS_PER_CLIENT, seed=1000))
-        growth_kib = resident_kib(daemon.process.pid) - before_kib
+        growth_kib = look_at(daemon.process.pid).resident_kib - before_kib
         wait_until_idle(admin)
         stats = admin.stats()
     pool, engine = stats["pool"], stats["engine"]

@@ -26,6 +26,7 @@ from ipc.sync_client import Client as AdminClient
 from om_models.plan import ConvertOptions
 from tests.support.coded_model import make_coded_bundle
 from tests.support.fault_traffic import Traffic
+from tests.support.process_state import look_at
 from tests.support.rtcached import wait_until_idle
 from tools.daemon_process import DaemonProcess
 
@@ -165,10 +166,10 @@ async def soak(host: Host, lives: Iterable[Life], seconds: float, seed: int) -> 
 async def measured(daemon: DaemonProcess, traffic: Traffic, seconds: float) -> None:
     """The last life: nothing is left and nothing has grown when everybody has gone."""
     await asyncio.sleep(seconds / 2)
-    before_kib = resident_kib(daemon.process.pid)
+    before_kib = look_at(daemon.process.pid).resident_kib
     free_bytes = await asyncio.to_thread(free_device_memory, daemon)
     await asyncio.sleep(seconds / 2)
-    growth_kib = resident_kib(daemon.process.pid) - before_kib
+    growth_kib = look_at(daemon.process.pid).resident_kib - before_kib
     await traffic.stop()
     await asyncio.to_thread(check_idle, daemon)
     assert growth_kib < MAX_GROWTH_KIB
@@ -196,11 +197,6 @@ def check_idle(daemon: DaemonProcess) -> None:
     assert sum(engine[kind] for kind in kinds) == engine["arrived"]
     assert engine["recomputed"] == sum(engine["recomputed_by"].values())
     assert device["probes"]["num_probes"] >= engine["failed_steps"] - engine["hung_steps"]
-
-
-def resident_kib(process_id: int) -> int:
-    status = Path(f"/proc/{process_id}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0])
 
 
 def test_a_lost_device_a_hung_one_and_a_restart(bundle: Path, directory: Path) -> None:

@@ -39,3 +39,12 @@ def look_at(process_id: int) -> ProcessState:
         num_fds=len(os.listdir(directory / "fd")),
         num_threads=int(status["Threads"]),
     )
+
+
+def is_running(process_id: int) -> bool:
+    """Whether the process still runs; one that has ended may wait for its parent."""
+    try:
+        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

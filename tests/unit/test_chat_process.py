@@ -18,6 +18,7 @@ import pytest
 
 from om_models.chat import ChatTemplate, ChatTemplateError
 from om_models.chat_process import ChatProcess
+from tests.support.process_state import is_running
 
 DATA = json.loads((Path(__file__).parents[1] / "data/tokenizers/chat.json").read_text("utf-8"))
 USER = {"role": "user", "content": "Hi"}
@@ -160,16 +161,8 @@ def test_the_child_ends_with_its_parent() -> None:
     parent.wait()
     parent.stdout.close()
     give_up_s = time.monotonic() + 20
-    while runs(pid):
+    while is_running(pid):
         assert time.monotonic() < give_up_s
-
-
-def runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def test_the_child_has_nothing_of_ours(plain: ChatProcess, monkeypatch: pytest.MonkeyPatch) -> None:

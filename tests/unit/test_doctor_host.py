@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.process_state import is_running
 from tools.doctor.host import Host, Ran, run, this_host
 
 #: Only a failing test takes so long [seconds].
@@ -43,10 +44,10 @@ def test_a_command_that_hangs_is_ended_with_all_it_started() -> None:
     assert ran.code is None
     pid = int(ran.out)
     for _ in range(1000):
-        if not _is_running(pid):
+        if not is_running(pid):
             break
         os.sched_yield()
-    assert not _is_running(pid)
+    assert not is_running(pid)
 
 
 def test_what_is_left_behind_does_not_hold_the_answer_up() -> None:
@@ -107,12 +108,3 @@ def test_this_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PWD", str(gone))
     gone.rmdir()
     assert this_host().cwd == str(gone)
-
-
-def _is_running(pid: int) -> bool:
-    """Whether the process still runs; one that has ended may wait for its parent."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
