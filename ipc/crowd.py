@@ -22,8 +22,9 @@ from ipc.endpoint import IpcAddress, TcpAddress
 #: connections in a millisecond [seconds].
 LOOK_S = 0.05
 _URGENT_S = 0.005
-#: With many thousands open a look takes tens of milliseconds: so much longer it then rests, and the
-#: event loop has time for others. By then libzmq has accepted half as many again, no more.
+#: With many thousands open a look takes tens of milliseconds. If nothing had to be cut it is then
+#: left for so many times as long, so that the event loop has time for others; libzmq accepts half
+#: as many again meanwhile, no more.
 _REST = 7
 #: Parts of the limit: from the first on connections are cut, until the second.
 _CUT_FROM, _CUT_TO = 1 / 2, 3 / 8
@@ -64,6 +65,7 @@ class Crowd:
         files = _open_files()
         if len(files) >= _CUT_FROM * self._limit:
             self._shrink(files, known())
+            return _URGENT_S
         return max(_URGENT_S, _REST * (self._clock() - begun_s))
 
     def _shrink(self, files: list[int], have_spoken: Container[int]) -> None:

@@ -101,6 +101,7 @@ def test_looks_that_take_long_leave_time_for_others(hall: Hall) -> None:
     limit = 2 * num_open() + 10
     assert hall.crowd(limit, look_takes_s=0.0).look(set) == 0.005
     assert hall.crowd(limit, look_takes_s=0.03).look(set) == pytest.approx(0.21)
+    assert hall.crowd(num_open(), look_takes_s=0.03).look(set) == 0.005
 
 
 def test_what_is_looked_at_is_left_open(hall: Hall) -> None:
