@@ -211,7 +211,7 @@ class GetStats(Request, frozen=True, tag="stats"):
 class Drain(Request, frozen=True, tag="drain"):
     """Admin: take no new work while the daemon stays up; answered by `draining`.
 
-    What is unfinished goes on. New work is refused (`draining`) until `resume`.
+    What is unfinished goes on. New device work is refused (`draining`) until `resume`.
     """
 
 

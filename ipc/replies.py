@@ -72,7 +72,8 @@ class Usage(Struct, frozen=True):
     """What an answer used. Every count is of tokens.
 
     Attributes:
-        prompt_tokens: tokens of the prompt, a registered prefix before it included.
+        prompt_tokens: tokens of the prompt, a registered prefix before it included; 0 if it ended
+            before it was read.
         cached_tokens: those of them whose KV came from the cache.
         prefilled_tokens: tokens computed before the answer could begin, or go on: those of the
             prompt, and again what was lost if the request had to make room for others.
