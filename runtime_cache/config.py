@@ -119,8 +119,8 @@ class IpcConfig(msgspec.Struct, frozen=True):
         Meta(
             ge=1,
             le=65536,
-            description="Messages that libzmq keeps for a client that does not read; then its "
-            "requests are cancelled.",
+            description="Messages that libzmq keeps for a client that does not read; the daemon "
+            "keeps some more, and then its requests are cancelled.",
         ),
     ] = 1024
     max_unsent_tokens: Annotated[

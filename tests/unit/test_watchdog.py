@@ -114,6 +114,29 @@ async def test_a_loop_that_is_stuck_says_nothing(
     watchdog.stop()
 
 
+@pytest.mark.parametrize(("limit_s", "period_s"), [(None, 5.0), (3.0, 1.0), (60.0, 5.0)])
+async def test_how_often_it_looks(
+    make: Make,
+    thread: Thread,
+    monkeypatch: pytest.MonkeyPatch,
+    limit_s: float | None,
+    period_s: float,
+) -> None:
+    waits, is_waiting = [], asyncio.Event()
+
+    async def sleep(delay_s: float) -> None:
+        waits.append(delay_s)
+        is_waiting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("runtime_cache.watchdog.asyncio.sleep", sleep)
+    watchdog = make(thread, limit_s)
+    watchdog.start()
+    await is_waiting.wait()
+    watchdog.stop()
+    assert waits == [period_s]
+
+
 async def test_nothing_runs_without_a_manager(thread: Thread) -> None:
     watchdog = Watchdog(Notifier(), thread, lambda: "Serving")
     watchdog.start()
