@@ -423,6 +423,8 @@ def test_drain_and_resume(cold: DaemonProcess):
         assert client.ping().state == "draining"
         with pytest.raises(ServerError, match="an operator lets it take no new requests"):
             client.generate("abc", max_tokens=1).result()
+        assert client.tokenize("abc")  # is no work of the device
+        assert reply(cold, "evict", "--all", "--dry-run", code=ANY)["dry_run"]
         assert reply(cold, "drain", "--wait", "0.001", code=4) == {"num_unfinished": 1}
         running.close()  # cancels
         assert reply(cold, "drain", "--wait") == {"num_unfinished": 0}

@@ -84,6 +84,7 @@ def resident_mib(daemon: DaemonProcess) -> int:
 
 # --- messages that are none -----------------------------------------------------------------------
 
+PING = b'{"type":"ping","id":"1"}'
 NESTED = b'{"type":"ping","id":"n","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 
@@ -111,6 +112,7 @@ NESTED = b'{"type":"ping","id":"n","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}
         ([b'{"type":"ping","id":"a b"}'], "invalid_request", None),
         ([b'{"type":"stats","id":"s"}'], "forbidden", "s"),
         ([b'{"type":"reboot","id":"s"}'], "unknown_type", "s"),
+        ([b'{"type":"ping","type":"info","id":"s"}'], "unknown_type", "s"),
         ([b'{"type":"ping","id":"s","v":2}'], "unsupported_version", "s"),
     ],
 )
@@ -126,6 +128,25 @@ def test_messages_that_are_none(
     assert reply["id"] in {message_id, None}
     assert reply["message"]
     assert client.ask(type="ping", id="next")["type"] == "pong"
+
+
+@pytest.mark.parametrize(
+    ("frames", "before"),
+    [
+        ([b"a", PING], []),
+        ([b"abc", b"", PING], []),
+        ([b"", PING, b""], [b""]),
+        ([b"", b"", PING], [b""]),
+        ([b"abcd", b"", PING, b""], [b"abcd", b""]),
+    ],
+)
+def test_refused_frames_are_answered_behind_those_of_a_req(
+    client: RawClient, frames: list[bytes], before: list[bytes]
+):
+    client.socket.send_multipart(frames)
+    assert client.socket.poll(PATIENCE_S * 1000)
+    *envelope, _ = client.socket.recv_multipart()
+    assert envelope == before
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "wire"
