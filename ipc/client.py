@@ -151,12 +151,13 @@ class Client(Calls):
         self.close()
 
     def open(self) -> None:
-        """Make the sockets; called from within the event loop.
+        """Make the sockets; called from within the event loop. May be called twice.
 
         Raises:
             EndpointError: the endpoint is not one.
         """
-        self._link = ClientLink(self.endpoint, self._options)
+        if self._link is None:
+            self._link = ClientLink(self.endpoint, self._options)
 
     def close(self) -> None:
         """End all calls with `Closed` and drop what is not sent yet. May be called twice."""

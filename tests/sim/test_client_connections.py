@@ -15,7 +15,7 @@ import zmq
 
 from ipc import dealer
 from ipc.client import Client as AsyncClient
-from ipc.errors import ConnectionLost, EndpointError, Timeout
+from ipc.errors import Closed, ConnectionLost, EndpointError, Timeout
 from ipc.messages import Credit, Generate, OpenSession, Ping
 from ipc.sync_client import Client
 from tests.support.ipc_daemon import CountingDaemon, DaemonThread
@@ -70,6 +70,17 @@ async def test_a_call_made_while_the_daemon_is_away_is_answered_by_the_next(endp
         await asyncio.sleep(0)
         async with CountingDaemon().serve(endpoint):
             assert (await waiting).text == "0 1 "
+
+
+async def test_a_client_that_is_opened_twice_has_one_connection(endpoint: str) -> None:
+    async with CountingDaemon().serve(endpoint):
+        client = AsyncClient(endpoint)
+        client.open()
+        held = client.generate("hold", timeout_s=5)
+        async with client:
+            await client.ping()
+        with pytest.raises(Closed):
+            await held.result()
 
 
 async def test_who_gives_up_before_a_daemon_is_there_leaves_little_behind(endpoint: str) -> None:
