@@ -164,5 +164,5 @@ class AdminDesk:
             num_tokens=keep.num_tokens,
             num_blocks=len(keep.blocks),
             num_bytes=len(keep.blocks) * self._facts.bytes_per_block,
-            expires_in_s=None if left_s is None else round(left_s, 3),
+            expires_in_s=None if left_s is None else round(max(0.0, left_s), 3),
         )

@@ -112,6 +112,13 @@ def test_messages_that_need_no_engine_step(message: AnyRequest, reply: AnyReply)
     assert desk.engine.requests == []
 
 
+def test_a_lease_that_ends_while_it_is_asked_for_has_nothing_left() -> None:
+    desk = Desk()
+    desk.now_s += 1.0
+    (pinned,) = desk.say(Pin(ID, digest=DIGEST, ttl_s=0.5))
+    assert pinned == msgspec.structs.replace(PINNED, expires_in_s=0.0)
+
+
 def test_info_is_that_of_the_tenant() -> None:
     desk = Desk()
     for client, cache_tokens in ((ALICE, 400), (TEAM_ALICE, 8)):
