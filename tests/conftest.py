@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,17 @@ ROOT = Path(__file__).resolve().parents[1]
 # new ones.
 hypothesis.settings.register_profile("same", derandomize=True, database=None)
 hypothesis.settings.load_profile("same")
+
+
+def pytest_configure() -> None:
+    """What the one who runs the tests ignores (`nohup`, `&`), their children would ignore too."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, _nothing)  # a handler; at exec it becomes the default
+
+
+def _nothing(*_: object) -> None:
+    """Ignores a signal."""
 
 
 def pytest_asyncio_loop_factories(

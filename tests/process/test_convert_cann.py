@@ -308,13 +308,7 @@ def test_interrupted_while_it_compiles(
     os.mkfifo(tmp_path / "told")
     tree.acts(decode={"hang": str(tmp_path / "told"), "half": True})
     command = [sys.executable, "-m", "tools.convert_model", str(source), "--output", str(output)]
-    # A child ignores what whoever runs the tests ignores, as `nohup` and `&` make it do.
-    before = signal.signal(number, signal.default_int_handler)
-    try:
-        process = subprocess.Popen([*command, *CARD], stderr=subprocess.PIPE, text=True)
-    finally:
-        signal.signal(number, before)
-    with process:
+    with subprocess.Popen([*command, *CARD], stderr=subprocess.PIPE, text=True) as process:
         assert (tmp_path / "told").read_text().isdecimal()  # as soon as the compiler runs
         process.send_signal(number)
         _, told = process.communicate(timeout=PATIENCE_S)
