@@ -34,7 +34,7 @@ class SocketFigures(NamedTuple):
     """One socket's gauges and counters.
 
     Attributes:
-        name: `user`, `admin`, or `user:` and the tenant that has a socket of its own.
+        name: `user`, `admin`, `tcp`, or `user:` and the tenant that has a socket of its own.
         counts: name of the counter → value.
         refused: error code → messages.
     """

@@ -12,12 +12,19 @@ import zmq
 from ipc import outbox as outbox_module
 from ipc.codec import Encoding
 from ipc.handler import ClientRef, Counters
+from ipc.in_flight import MAX_BYTES
 from ipc.outbox import Outbox, ParkingLimits
 from ipc.pump import Pump
 
 LAZY = ClientRef(b"lazy", "user", Encoding.JSON, is_delimited=False)
 GOOD = ClientRef(b"good", "user", Encoding.JSON, is_delimited=False)
 LIMITS = ParkingLimits(max_messages=4, max_bytes=100, max_total_bytes=120)
+
+
+class Held:
+    """A large message that libzmq never lets go of."""
+
+    done = False
 
 
 class FakePump:
@@ -50,6 +57,10 @@ class FakePump:
             self.room[identity] -= 1
         self.taken.append((identity, frames[-1]))
         self._changed.set()
+
+    def send_tracked(self, frames: Sequence[bytes]) -> Held:
+        self.send(frames)
+        return Held()
 
 
 class Rig:
@@ -157,6 +168,7 @@ async def test_others_are_sent_to_at_once(rig: Rig) -> None:
     rig.send(*payloads(9))
     assert rig.send(*payloads(3), client=GOOD) == [True] * 3
     assert rig.taken(GOOD) == payloads(3)
+    assert rig.counters.sent == 3
     assert all(client == LAZY for client, _ in rig.slow)
 
 
@@ -185,6 +197,25 @@ async def test_what_waits_for_a_client_that_has_gone_is_dropped(rig: Rig) -> Non
     assert (rig.outbox.num_parked, rig.counters.dropped) == (0, 3)
     assert set(rig.gone) == {LAZY}
     assert rig.slow == []
+
+
+async def test_what_is_sent_to_nobody_is_counted(rig: Rig) -> None:
+    rig.pump.gone.add(GOOD.identity)
+    assert rig.send(b"A", client=GOOD) == [False]
+    assert (rig.counters.sent, rig.counters.unreachable, rig.gone) == (0, 1, [GOOD])
+
+
+async def test_large_messages_of_who_has_gone_do_not_count_against_the_next() -> None:
+    """Neither here nor in memory: what libzmq held of them is forgotten."""
+    rig = Rig(ParkingLimits())
+    large = b"x" * (MAX_BYTES // 2 + 1)
+    assert rig.send(large, client=GOOD) == [True]
+    rig.outbox.forget(GOOD.identity)
+    assert rig.send(large, client=GOOD) == [True]
+    assert rig.outbox.num_parked == 0
+    rig.send(b"y" * (MAX_BYTES // 2), client=GOOD)
+    assert rig.outbox.num_parked == 1
+    rig.outbox.stop()
 
 
 async def test_a_stop_drops_what_waits(rig: Rig) -> None:
