@@ -64,6 +64,15 @@ def test_a_named_directory_wins(tree: CannTree, tmp_path: Path) -> None:
     assert found.variables["ASCEND_HOME_PATH"] == str(other.home)
 
 
+def test_a_relative_directory_is_made_absolute(
+    tree: CannTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tree.home.parent)
+    named = service_environment(host(), tree.home.name)
+    assert named == service_environment(host(), str(tree.home))
+    assert named.variables["LD_LIBRARY_PATH"] == f"{tree.home}/lib64"
+
+
 def test_the_drivers_libraries_are_added(tmp_path: Path) -> None:
     maker = HostMaker(tmp_path)
     maker.add(f"{DRIVER}/lib64/common/libc_sec.so")
@@ -71,7 +80,9 @@ def test_the_drivers_libraries_are_added(tmp_path: Path) -> None:
 
     def answer(command: object, limit_s: float, env: object) -> Ran:
         asked.extend([command, env])
-        return Ran(0, "LD_LIBRARY_PATH=/a::/b:/a\0PATH=/c\0BROKEN\0ASCEND_AICPU_PATH=/d e\0", "")
+        return Ran(
+            0, "LD_LIBRARY_PATH=/a::/b:.:c:/a\0PATH=/c\0BROKEN\0ASCEND_AICPU_PATH=/d e\0", ""
+        )
 
     found = service_environment(replace(maker.host(), runner=answer))
     assert found.variables == {

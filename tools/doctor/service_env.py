@@ -73,7 +73,8 @@ def service_environment(host: Host, directory: str | None = None) -> ServiceEnvi
     Raises:
         ConfigError: there is none, or its script fails, or sets what cannot be written down.
     """
-    toolkit, script = _find(host, directory)
+    # A relative path would be below the service's working directory, which is another one.
+    toolkit, script = _find(host, directory and os.path.abspath(directory))
     driver = find_driver(host)
     left = _sourced(host, script)
     variables = {n: v for n, v in left.items() if n in _LISTS or n.startswith(_PREFIX)}
@@ -149,8 +150,9 @@ def _sourced(host: Host, script: str) -> dict[str, str]:
 
 
 def _joined(paths: str, added: Sequence[str]) -> str:
-    """Each directory once. An empty part would be the working directory: none is kept."""
-    return ":".join(dict.fromkeys(part for part in (*paths.split(":"), *added) if part))
+    """Each directory once. What is empty or relative would be the working directory's: left out."""
+    parts = (*paths.split(":"), *added)
+    return ":".join(dict.fromkeys(part for part in parts if part.startswith("/")))
 
 
 def _notes(host: Host, toolkit: Installed, variables: Mapping[str, str]) -> Iterator[str]:
