@@ -101,12 +101,15 @@ class Notifier:
         lines = (f"{name}={' '.join(text.split())}\n" for name, text in fields.items())
         try:
             self._socket.sendto("".join(lines).encode("utf-8", "replace"), self._address)
+        except TimeoutError:
+            self._complain("the service manager does not read")
         except OSError as error:
-            if not self._has_failed:
-                log.warning(
-                    "notify_failed", error=str(error) or "the service manager does not read"
-                )
-            self._has_failed = True
+            self._complain(str(error))
+
+    def _complain(self, error: str) -> None:
+        if not self._has_failed:
+            log.warning("notify_failed", error=error)
+        self._has_failed = True
 
 
 def _extension(may_take_s: float | None) -> dict[str, str]:

@@ -97,7 +97,9 @@ def test_a_manager_that_has_gone_is_complained_of_once(tmp_path: Path) -> None:
     with capture_logs() as lines:
         notifier.ready("Serving")
         notifier.alive()
-    assert [line["event"] for line in lines] == ["notify_failed"]
+    assert [(line["event"], line["error"]) for line in lines] == [
+        ("notify_failed", "[Errno 2] No such file or directory")
+    ]
     notifier.close()
 
 
@@ -110,5 +112,7 @@ def test_a_manager_that_does_not_read_keeps_nobody_waiting_for_long(
         while not lines:  # until its queue is full
             notifier.alive()
         notifier.alive()
-    assert [line["event"] for line in lines] == ["notify_failed"]
+    assert [(line["event"], line["error"]) for line in lines] == [
+        ("notify_failed", "the service manager does not read")
+    ]
     notifier.close()

@@ -28,6 +28,12 @@ def test_salts_are_kept(tmp_path: Path) -> None:
     assert modes == [0o700, 0o700, 0o600]
 
 
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    load_salts(str(tmp_path / "state"), [ALICE, BOB])
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
 def test_without_a_directory_they_are_new_each_time() -> None:
     first, second = (load_salts("", [ALICE]) for _ in range(2))
     assert first.by_tenant != second.by_tenant
