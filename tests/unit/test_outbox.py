@@ -183,6 +183,17 @@ async def test_who_reads_nothing_for_long_is_slow(
     assert rig.slow == [(LAZY, True)]
 
 
+async def test_who_has_read_everything_begins_anew(rig: Rig) -> None:
+    rig.send(*payloads(5))
+    assert rig.slow == [(LAZY, True)]
+    rig.pump.room[LAZY.identity] = 5
+    await rig.outbox.drain(10)
+    rig.send(*payloads(4))
+    assert (rig.outbox.num_parked, rig.slow) == (4, [(LAZY, True)])
+    rig.send(b"E")
+    assert rig.slow == [(LAZY, True), (LAZY, True)]
+
+
 async def test_what_is_parked_goes_by_itself_when_there_is_room(rig: Rig) -> None:
     rig.send(*payloads(3))
     rig.pump.room[LAZY.identity] = 9
