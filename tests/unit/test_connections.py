@@ -106,6 +106,41 @@ def test_a_message_of_a_connection_that_has_been_closed_already(rig: Rig) -> Non
     assert rig.ended == [b"a"]
 
 
+def test_another_key_is_another_connection_even_if_both_are_closed(rig: Rig) -> None:
+    """What is left unread of one must not count as the other's."""
+    peer = rig.socket()
+    number = peer.fileno()
+    peer.close()
+    rig.connections.look(b"me", frame(number, "one"))
+    rig.connections.look(b"me", frame(number, "other"))
+    assert rig.ended == [b"me"]
+    assert [connection.user_id for connection in rig.connections] == ["other"]
+
+
+def test_a_name_that_comes_back_over_the_same_number(rig: Rig) -> None:
+    peer = rig.socket()
+    number = peer.fileno()
+    rig.connections.look(b"me", frame(number, "key"))
+    other = rig.socket()
+    os.dup2(other.fileno(), number)
+    rig.connections.look(b"me", frame(number, "key"))
+    rig.connections.sweep()
+    assert rig.ended == [b"me"]
+    assert not rig.connections.wants(b"me")
+
+
+def test_a_name_that_a_client_has_chosen_may_be_anothers(rig: Rig) -> None:
+    connections = rig.connections
+    given, chosen = b"\0" * 5, b"me"
+    assert connections.is_there(given)
+    assert not connections.is_there(chosen)
+    peer = rig.socket()
+    connections.look(chosen, frame(peer.fileno()))
+    assert connections.is_there(chosen)
+    peer.close()
+    assert not connections.is_there(chosen)
+
+
 def test_a_transport_without_descriptors_is_taken_to_be_there(rig: Rig) -> None:
     rig.connections.look(b"a", frame(None))
     rig.connections.sweep()
