@@ -17,6 +17,7 @@ from tests.support.admin_client import STATS, WideClient, run
 from tools.admin.command import num_bytes as parsed
 from tools.admin.command import say, short_count, short_size, short_time
 from tools.admin.commands import COMMANDS
+from tools.admin.main import new_parser
 from tools.admin.registering import Register
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "admin"
@@ -80,6 +81,18 @@ def test_tables_of_the_widest_values_fit_80_columns(name: str) -> None:
     if name in ("list", "top"):
         assert DIGEST[:16] in "\n".join(lines)
         assert "…" not in run(WideClient(), "list").out
+
+
+@pytest.mark.parametrize("command", ["", *(command.name for command in COMMANDS)])
+def test_help_fits_80_columns_and_has_an_example(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        new_parser().parse_args([*command.split(), "--help"])
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if len(line) > 80] == []
+    assert f" rtcache-admin {command}" in said.partition("\nexample")[2]
 
 
 def test_a_long_tenants_name_is_there_in_pieces() -> None:

@@ -16,8 +16,8 @@ from tools.admin.commands import COMMANDS
 
 EXIT_CODES = """\
 exit codes:
-  0 done                 1 refused or failed         2 wrong command line or file
-  3 no daemon answers    4 done in part, or nothing  75 refused for now: try again
+  0 done               1 refused or failed         2 wrong command line or file
+  3 no daemon answers  4 done in part, or nothing  75 refused for now: try again
   130 interrupted (Ctrl-C)  143 terminated (SIGTERM)
 """
 
