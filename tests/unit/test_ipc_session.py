@@ -113,6 +113,13 @@ def test_a_request_that_is_wrong_in_itself_starts_no_call(
     assert session.fail_all(Closed("x")) == ()
 
 
+def test_the_largest_request() -> None:
+    num_bytes = len(Session().start(Generate, {"prompt": "p"}).payload)
+    assert Session(limits=Limits(max_wire_bytes=num_bytes)).start(Generate, {"prompt": "p"})
+    with pytest.raises(MessageTooLarge):
+        Session(limits=Limits(max_wire_bytes=num_bytes - 1)).start(Generate, {"prompt": "p"})
+
+
 def test_replies_go_to_their_calls() -> None:
     wire = Wire()
     first, second = wire.start(), wire.start()
@@ -215,6 +222,7 @@ def test_closing_ends_every_call_after_what_has_come() -> None:
     call = wire.start()
     wire.reply(tokens(call, 0, "a", 5))
     assert wire.session.fail_all(Closed("bye")) == (call,)
+    assert wire.session.open_calls == ()
     assert call.take() == tokens(call, 0, "a", 5)
     with pytest.raises(Closed, match="bye"):
         call.take()
