@@ -43,9 +43,13 @@ class Rig:
         self._sockets: list[socket.socket] = []
 
     def socket(self) -> socket.socket:
+        return self.pair()[0]
+
+    def pair(self) -> tuple[socket.socket, socket.socket]:
+        """Our end and the peer's."""
         ours, peers = socket.socketpair()
         self._sockets += [ours, peers]
-        return ours
+        return ours, peers
 
     def close(self) -> None:
         for one in self._sockets:
@@ -139,6 +143,19 @@ def test_a_name_that_a_client_has_chosen_may_be_anothers(rig: Rig) -> None:
     assert connections.is_there(chosen)
     peer.close()
     assert not connections.is_there(chosen)
+
+
+def test_a_cut_ends_the_connection_and_nothing_that_has_its_number(rig: Rig) -> None:
+    (ours, peer), (other, others_peer) = rig.pair(), rig.pair()
+    rig.connections.look(b"a", frame(ours.fileno()))
+    (connection,) = rig.connections
+    connection.cut()
+    assert peer.recv(1) == b""
+    os.dup2(other.fileno(), ours.fileno())
+    connection.cut()
+    others_peer.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        others_peer.recv(1)
 
 
 def test_a_transport_without_descriptors_is_taken_to_be_there(rig: Rig) -> None:
