@@ -86,9 +86,12 @@ def test_ipc():
     result = last_line(ended.out)
     trips = {f"{who}rtt_{p}_us" for who in ("", "ceiling_") for p in ("p50", "p99")}
     figures = trips | {"client_rtt_p50_us", "tokens_per_s", "ceiling_tokens_per_s"}
-    figures |= {"daemon_us_per_token", "client_us_per_token"}
-    assert set(result) == PROVENANCE | figures | {"streams", "connections", "peer"}
+    processor = {"daemon_us_per_token", "client_us_per_token"}
+    facts = {"streams", "connections", "peer"}
+    assert set(result) == PROVENANCE | figures | processor | facts
     assert all(result[name] > 0 for name in figures)
+    # So few tokens may cost less than the system's clock of processor time shows.
+    assert all(result[name] >= 0 for name in processor)
     assert (result["streams"], result["connections"], result["bundle"]) == (6, 2, "null")
     assert max(map(len, ended.out.splitlines()[:-1])) <= 80
 
