@@ -85,13 +85,13 @@ def test_ipc():
     assert (ended.code, ended.complaint) == (0, "")
     result = last_line(ended.out)
     trips = {f"{who}rtt_{p}_us" for who in ("", "ceiling_") for p in ("p50", "p99")}
-    figures = trips | {"client_rtt_p50_us", "tokens_per_s", "ceiling_tokens_per_s"}
-    processor = {"daemon_us_per_token", "client_us_per_token"}
+    figures = trips | {"client_rtt_p50_us", "tokens_per_s"}
+    # So few tokens may come in one turn, and cost less processor time than the system shows.
+    rough = {"ceiling_tokens_per_s", "daemon_us_per_token", "client_us_per_token"}
     facts = {"streams", "connections", "peer"}
-    assert set(result) == PROVENANCE | figures | processor | facts
+    assert set(result) == PROVENANCE | figures | rough | facts
     assert all(result[name] > 0 for name in figures)
-    # So few tokens may cost less than the system's clock of processor time shows.
-    assert all(result[name] >= 0 for name in processor)
+    assert all(result[name] >= 0 for name in rough)
     assert (result["streams"], result["connections"], result["bundle"]) == (6, 2, "null")
     assert max(map(len, ended.out.splitlines()[:-1])) <= 80
 
