@@ -119,6 +119,28 @@ def test_in_parts_it_is_the_same_as_at_once(
     assert parted.state() == whole.state()
 
 
+def test_a_dry_run_looks_at_everything_at_once(
+    make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evicting, "_PART_BLOCKS", 2)
+    caches = Caches(make_cache)
+    before = caches.state()
+    reply = run(caches, Evict(ID, all=True, dry_run=True))
+    assert (reply.num_blocks, reply.dry_run, caches.parts) == (13, True, [13])
+    assert caches.state() == before
+
+
+def test_a_prefix_that_is_named_goes_at_once(
+    make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evicting, "_PART_BLOCKS", 2)
+    caches = Caches(make_cache)
+    first = next(node for node in caches.of[TEAM].index if node.num_children == 2)
+    reply = run(caches, Evict(ID, digest=first.digest.hex(), tenant=TEAM))
+    assert reply.num_blocks > 2
+    assert caches.parts == [reply.num_blocks]
+
+
 def test_all_is_what_could_go_at_the_start(
     make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,12 @@ def test_another_daemon_behind_the_same_connection_ends_what_the_first_was_asked
     assert session.num_stale == 0
 
 
+def test_the_first_that_is_heard_of_is_the_one_that_was_asked(session: Session) -> None:
+    early = session.start(Generate, {"prompt": "x"})
+    assert pong(session, ONE) == []
+    assert pong(session, OTHER) == [early]
+
+
 def test_a_daemon_that_does_not_say_which_it_is_fails_nothing(session: Session) -> None:
     call = session.start(Generate, {"prompt": "x"})
     assert pong(session, "") == []
