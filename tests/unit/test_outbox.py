@@ -34,16 +34,23 @@ class FakePump:
         taken: identity and payload of each.
         room: identity → messages it takes; any number if it is not named.
         gone: identities that are not there.
+        num_refused: how often there was no room.
     """
 
     def __init__(self) -> None:
         self.taken: list[tuple[bytes, bytes]] = []
         self.room: dict[bytes, int] = {}
         self.gone: set[bytes] = set()
+        self.num_refused = 0
         self._changed = asyncio.Event()
 
     async def until_taken(self, number: int) -> None:
         while len(self.taken) < number:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def until_refused(self, number: int) -> None:
+        while self.num_refused < number:
             self._changed.clear()
             await self._changed.wait()
 
@@ -52,6 +59,8 @@ class FakePump:
         if identity in self.gone:
             raise zmq.ZMQError(zmq.EHOSTUNREACH)
         if self.room.get(identity, 1) <= 0:
+            self.num_refused += 1
+            self._changed.set()
             raise zmq.Again
         if identity in self.room:
             self.room[identity] -= 1
@@ -194,8 +203,10 @@ async def test_who_has_read_everything_begins_anew(rig: Rig) -> None:
     assert rig.slow == [(LAZY, True), (LAZY, True)]
 
 
-async def test_what_is_parked_goes_by_itself_when_there_is_room(rig: Rig) -> None:
+@pytest.mark.parametrize("num_refused", [0, 6])
+async def test_what_is_parked_goes_by_itself_when_there_is_room(rig: Rig, num_refused: int) -> None:
     rig.send(*payloads(3))
+    await asyncio.wait_for(rig.pump.until_refused(num_refused), 10)
     rig.pump.room[LAZY.identity] = 9
     await asyncio.wait_for(rig.pump.until_taken(3), 10)
     assert (rig.taken(), rig.outbox.num_parked) == (payloads(3), 0)
