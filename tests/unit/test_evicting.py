@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from ipc.messages import AnyReply, Cancel, Error, Evict, Evicted, MessageId, Ok, Ping, Pong
 from runtime_cache import evicting
@@ -125,7 +126,9 @@ def test_a_dry_run_looks_at_everything_at_once(
     monkeypatch.setattr(evicting, "_PART_BLOCKS", 2)
     caches = Caches(make_cache)
     before = caches.state()
-    reply = run(caches, Evict(ID, all=True, dry_run=True))
+    with capture_logs() as lines:
+        reply = run(caches, Evict(ID, all=True, dry_run=True))
+    assert lines == []
     assert (reply.num_blocks, reply.dry_run, caches.parts) == (13, True, [13])
     assert caches.state() == before
 
@@ -136,8 +139,10 @@ def test_a_prefix_that_is_named_goes_at_once(
     monkeypatch.setattr(evicting, "_PART_BLOCKS", 2)
     caches = Caches(make_cache)
     first = next(node for node in caches.of[TEAM].index if node.num_children == 2)
-    reply = run(caches, Evict(ID, digest=first.digest.hex(), tenant=TEAM))
+    with capture_logs() as lines:
+        reply = run(caches, Evict(ID, digest=first.digest.hex(), tenant=TEAM))
     assert reply.num_blocks > 2
+    assert [(line["event"], line["blocks"]) for line in lines] == [("evicted", reply.num_blocks)]
     assert caches.parts == [reply.num_blocks]
 
 
