@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ipc import messages as wire
@@ -238,6 +238,15 @@ def test_a_frame_beyond_what_the_wire_carries_costs_its_connection_only(
 
 # --- messages of every type -----------------------------------------------------------------------
 
+#: What must be answered in three ways, whatever else is drawn.
+CERTAIN = [
+    (
+        False,
+        encode(wire.Generate(id=wire.MessageId("g"), prompt_ids=(1,), max_tokens=2), Encoding.JSON),
+    ),
+    (True, encode(wire.Ping(id=wire.MessageId("p")), Encoding.MSGPACK)),
+    (False, b'{"type":"ping","id":"x","spelt":"wrong"}'),
+]
 MESSAGES = st.lists(st.tuples(st.booleans(), payloads()), min_size=1, max_size=12)
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LONG = settings(QUICK, max_examples=2000, derandomize=False, print_blob=True)
@@ -249,6 +258,7 @@ def draw_messages(daemon: DaemonProcess, limit: settings) -> Counter[str]:
 
     @limit
     @given(MESSAGES)
+    @example(CERTAIN)
     def send(drawn: list[tuple[bool, bytes]]) -> None:
         messages = [[b"", text] if is_delimited else [text] for is_delimited, text in drawn]
         for endpoint in (daemon.endpoint, daemon.admin_endpoint):
