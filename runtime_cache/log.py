@@ -204,13 +204,30 @@ class _Unbreakable(io.TextIOBase):
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:
+        # What is still buffered goes nowhere, or Python would fail once more when it flushes at
+        # exit, and change the exit code.
         try:
             yield
         except BrokenPipeError:
-            # Nobody will ever read there. What is still buffered goes nowhere, or Python would fail
-            # once more when it flushes at exit, and change the exit code.
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stream.fileno())
-            os.close(null)
-        except (OSError, ValueError):
-            pass  # a full disk, where later lines may fit again; a stream that was closed
+            _lead_nowhere(self._stream.fileno())  # nobody will ever read there
+        except OSError:  # a full disk, where later lines may fit again
+            self._forget_buffered()
+        except ValueError:
+            pass  # a stream that was closed
+
+    def _forget_buffered(self) -> None:
+        with contextlib.suppress(OSError):
+            number = self._stream.fileno()
+            kept = os.dup(number)
+            _lead_nowhere(number)
+            try:
+                self._stream.flush()
+            finally:
+                os.dup2(kept, number)
+                os.close(kept)
+
+
+def _lead_nowhere(descriptor: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

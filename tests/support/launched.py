@@ -83,7 +83,8 @@ class Launched:
         ]
         self._command = [*prefix, sys.executable, "-m", "runtime_cache.daemon", *words]
         self._stderr = stderr
-        ours = {name: text for name, text in os.environ.items() if not name.startswith("RTCACHE_")}
+        others = ("RTCACHE_", "PYTHONUNBUFFERED")  # whose streams buffer nothing
+        ours = {name: text for name, text in os.environ.items() if not name.startswith(others)}
         self._env = ours | dict(env or {})
         self.endpoint = endpoint
         self.admin_endpoint = f"{endpoint}.admin"
