@@ -107,7 +107,7 @@ def read_keys(path: str, tenants: Collection[str]) -> tuple[Key, ...]:
 
 def _read(path: str) -> str:
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE_BYTES:
                 raise ConfigError(f"{path} is no list of keys")
@@ -117,6 +117,11 @@ def _read(path: str) -> str:
         raise ConfigError(f"cannot read the list of keys {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Waits for nobody, if it is a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _check_owner(path: str, status: os.stat_result) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Collection, Coroutine, Iterable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -210,8 +210,12 @@ async def _reload_on_signal(settings: Settings, signalled: asyncio.Event) -> Non
     while True:
         await signalled.wait()
         signalled.clear()
-        with suppress(InvalidConfig):
+        try:
             settings.reload()
+        except InvalidConfig:
+            pass  # `reload_failed` has said it
+        except Exception:  # a bug is no reason to be deaf to the next signal
+            logger.exception("reload_broken")
 
 
 def _follow(settings: Settings, service: Service, servers: Iterable[Server]) -> None:

@@ -67,7 +67,10 @@ class Watchdog:
         limit_s = self._notifier.watchdog_s
         period_s = _STATUS_S if limit_s is None else min(_STATUS_S, limit_s / _MESSAGES)
         while True:
-            self.look()
+            try:
+                self.look()
+            except Exception:  # without this line nobody would know why the manager ends us
+                log.exception("watchdog_failed")
             await asyncio.sleep(period_s)
 
     def look(self) -> None:

@@ -116,8 +116,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, kind: str, sentence: str) ->
         path.mkdir()
     elif kind == "latin-1":
         path.write_bytes(b"# \xe9")
+    num_open = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match=sentence):
         read_keys(str(path), ())
+    assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 @pytest.mark.parametrize(

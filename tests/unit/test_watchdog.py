@@ -174,3 +174,19 @@ async def test_a_promise_of_the_device_thread_is_waited_for(
     await running
     await thread.close()
     assert manager.rest() == [SERVING, ALIVE, ALIVE, STUCK, SERVING, ALIVE, STUCK]
+
+
+async def test_a_look_that_fails_is_logged_and_not_the_last(manager: ServiceManager) -> None:
+    turns = iter(["", *["Serving"] * 1000])
+
+    def status() -> str:
+        if text := next(turns):
+            return text
+        raise RuntimeError("no status")
+
+    with closing(Notifier(manager.address, 0.03)) as notifier, capture_logs() as logs:
+        watchdog = Watchdog(notifier, Thread(), status)
+        watchdog.start()
+        assert await asyncio.to_thread(manager.next) == SERVING
+        watchdog.stop()
+    assert [line["event"] for line in logs] == ["watchdog_failed"]
