@@ -16,8 +16,8 @@ from runtime_cache import __version__
 from runtime_cache.advice import CacheFigures, cache_warnings, insecure_warning, memory_warning
 from runtime_cache.cache.results import CacheCounters
 from runtime_cache.engine.snapshot import EngineSnapshot, TenantSnapshot
+from runtime_cache.histogram import Summary, summarize
 from runtime_cache.ids import TenantName
-from runtime_cache.metrics.histogram import Summary, summarize
 from runtime_cache.reload import Settings
 from runtime_cache.runtime import Runtime
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from runtime_cache.cache.prefix_index import PrefixNode
-from runtime_cache.metrics.histogram import AGE_SECONDS, Histogram
+from runtime_cache.histogram import AGE_SECONDS, Histogram
 
 
 def _ages() -> Histogram:

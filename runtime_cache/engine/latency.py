@@ -13,8 +13,8 @@ from runtime_cache.engine.batch import StepBatch
 from runtime_cache.engine.gears import Role
 from runtime_cache.engine.request import BadLogits, Sampled, Usage
 from runtime_cache.engine.sequence import Sequence
+from runtime_cache.histogram import SECONDS, TOKENS, Histogram, Timing
 from runtime_cache.ids import TenantName
-from runtime_cache.metrics.histogram import SECONDS, TOKENS, Histogram, Timing
 
 
 def _seconds() -> Histogram:

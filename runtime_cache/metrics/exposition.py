@@ -13,8 +13,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from runtime_cache.histogram import Histogram
 from runtime_cache.metrics.definitions import DEFINITIONS, Definition
-from runtime_cache.metrics.histogram import Histogram
 from runtime_cache.metrics.samples import Sample
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily

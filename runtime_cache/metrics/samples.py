@@ -8,8 +8,8 @@ from typing import NamedTuple, get_args
 
 from runtime_cache.cache.results import CacheReason
 from runtime_cache.engine.snapshot import TenantSnapshot
+from runtime_cache.histogram import Histogram
 from runtime_cache.ids import TenantName
-from runtime_cache.metrics.histogram import Histogram
 from runtime_cache.metrics.snapshot import (
     STATES,
     MetricsSnapshot,

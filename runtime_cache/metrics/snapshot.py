@@ -10,8 +10,8 @@ from typing import NamedTuple
 from runtime_cache.cache.ages import BlockAges
 from runtime_cache.engine.latency import Latencies
 from runtime_cache.engine.snapshot import EngineSnapshot
+from runtime_cache.histogram import Histogram
 from runtime_cache.ids import TenantName
-from runtime_cache.metrics.histogram import Histogram
 
 #: The states of `rtcache_state` and of /health: those of `pong`, and before there is an engine.
 STATES = ("loading", "serving", "draining", "recovering", "hung", "lost", "broken")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime_cache.metrics.histogram import Histogram, Recent, Summary, Timing, summarize
+from runtime_cache.histogram import Histogram, Recent, Summary, Timing, summarize
 
 BOUNDS = (0.1, 1.0, 10.0)
 
