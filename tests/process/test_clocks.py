@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ipc.sync_client import Client
-from tests.support.launched import Launched, needs
+from tests.support.launched import Launched
+from tests.support.needed import need, need_root
 from tests.support.rtcached import RawClient
 
 DAY_S = 86_400
@@ -93,7 +94,8 @@ def test_the_wall_clock_jumps(null_bundle: Path, tmp_path: Path, clock: Clock):
 
 
 def test_a_host_that_has_been_up_for_years(null_bundle: Path, tmp_path: Path):
-    needs("unshare", root=True)
+    need("unshare")
+    need_root()
     prefix = ("unshare", "--time", "--monotonic", str(3000 * DAY_S))
     if (tried := subprocess.run([*prefix, "true"], capture_output=True, text=True)).returncode:
         pytest.skip(f"this system has no time namespaces: {tried.stderr.strip()}")

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from ipc.sync_client import Client
-from tests.support.launched import NOBODY, Launched, as_nobody, needs
+from tests.support.launched import NOBODY, Launched, as_nobody
+from tests.support.needed import need, need_root
 from tests.support.rtcached import RawClient
 
 
@@ -42,7 +43,8 @@ def test_a_log_on_a_full_disk(null_bundle: Path, tmp_path: Path):
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with room for little."""
-    needs("mount", "umount", root=True)
+    need("mount", "umount")
+    need_root()
     directory = tmp_path / "disk"
     directory.mkdir()
     mounted = subprocess.run(

@@ -6,7 +6,6 @@ Unlike `tools.daemon_process`, nothing here reads the daemon's log: it is ready 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,27 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-import pytest
-
 from ipc.errors import IpcError
 from ipc.sync_client import Client
+from tests.support.needed import need
 from tests.support.rtcached import PATIENCE_S
 
 NOBODY = 65534
-
-
-def needs(*commands: str, root: bool = False) -> None:
-    """Skip the test if the system lacks something for it.
-
-    Args:
-        commands: programs.
-        root: whether the test must be root.
-    """
-    missing = [name for name in commands if shutil.which(name) is None]
-    if missing:
-        pytest.skip(f"this system has no {' and no '.join(missing)}")
-    if root and os.geteuid() != 0:
-        pytest.skip("only root can set this up")
 
 
 def as_nobody() -> Sequence[str]:
@@ -45,7 +29,7 @@ def as_nobody() -> Sequence[str]:
     """
     if os.geteuid() != 0:
         return ()
-    needs("setpriv")
+    need("setpriv")
     reading = "-all,+dac_read_search"
     return (
         *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),

@@ -24,3 +24,9 @@ def need(*programs: str) -> None:
     for program in programs:
         if shutil.which(program) is None:
             lacking(f"{program} is not installed")
+
+
+def need_root() -> None:
+    """What only root can set up is skipped for everybody else, in CI too."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can set this up")
