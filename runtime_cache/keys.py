@@ -150,5 +150,7 @@ def _faults(keys: Sequence[Key], tenants: Collection[str]) -> list[str]:
         if not is_key(key.public_key):
             faults.append(f"{key.name}: public_key is not 40 characters of Z85")
         if key.tenant and key.tenant not in tenants:
-            faults.append(f"{key.name}: there is no tenant {key.tenant!r} in the configuration")
+            faults.append(
+                f"{key.name}: there is no tenant {key.tenant!r} in the configuration ([[tenants]])"
+            )
     return faults

@@ -26,10 +26,11 @@ TEXT = (ROOT / "docs" / "security.md").read_text("utf-8")
 #: Modules and functions that make programs of what they read.
 CARRIES_OUT = {"pickle", "cPickle", "dill", "marshal", "shelve", "eval", "exec", "allow_pickle"}
 KEYS, CONFIG = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+EXAMPLE = msgspec.convert(tomllib.loads(KEYS), KeyList)
 
 
 def test_the_example_of_a_list_is_one() -> None:
-    (key,) = msgspec.convert(tomllib.loads(KEYS), KeyList).keys
+    (key,) = EXAMPLE.keys
     assert is_key(key.public_key)
     assert (key.role, key.tenant, key.quota.max_requests) == ("user", "search", 32)
 
@@ -37,9 +38,11 @@ def test_the_example_of_a_list_is_one() -> None:
 def test_the_example_of_a_configuration_is_one(tmp_path: Path) -> None:
     path = tmp_path / "rtcached.toml"
     path.write_text(CONFIG)
-    ipc = options.load(str(path), env={}).config.ipc
+    config = options.load(str(path), env={}).config
+    ipc = config.ipc
     assert ipc.tcp_endpoint.startswith("tcp://")
     assert ipc.server_key_file.endswith(".key_secret")
+    assert {key.tenant for key in EXAMPLE.keys} <= {tenant.name for tenant in config.tenants}
 
 
 @pytest.mark.parametrize("path", sorted(RELOADABLE))

@@ -103,7 +103,9 @@ def _check_keys(host: Host, config: Config) -> Finding:
     if not keys:
         return warning("keys", f"{path} lists no key: nobody can connect over TCP.")
     admins = sum(key.role == "admin" for key in keys)
-    return ok("keys", f"{path} lists {len(keys)} keys, {admins} of administrators.")
+    return ok(
+        "keys", f"{path} lists {len(keys)} key{'s' * (len(keys) != 1)}, {admins} of administrators."
+    )
 
 
 def _check_salts(host: Host, config: Config) -> Iterator[Finding]:
