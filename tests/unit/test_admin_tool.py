@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ipc.messages import ConfigOption, Configured, Evicted
+from ipc.messages import ConfigOption, Configured, Evicted, Explained
 from tests.support.admin_answers import DIGEST, ID, LONG_NAME, WHOLE_ID, entry
 from tests.support.admin_client import STATS, WideClient, run
 from tools.admin.command import num_bytes as parsed
@@ -184,8 +184,8 @@ def test_of_a_registered_prefix_the_digest_is_evicted() -> None:
         ("resume", 0, "new requests are taken\n"),
         ("config log", 0, "info"),
         ("config --changed", 0, "RTCACHE_ENGINE"),
-        ("config nothing.such", 4, ""),
-        ("config log --changed", 4, ""),
+        ("config nothing.such", 4, "there is no option nothing.such\n"),
+        ("config log --changed", 4, "all of that is as by default\n"),
         ("stats pool", 0, "num_blocks"),
     ],
 )
@@ -311,6 +311,23 @@ def test_the_beginning_of_a_registered_prefixs_id_is_enough() -> None:
     client.entries += (entry(prefix_id=f"{WHOLE_ID[:-1]}x"),)
     with pytest.raises(ValueError, match=f"2 registered prefixes begin with {WHOLE_ID[:10]}"):
         run(client, f"release {WHOLE_ID[:10]}")
+
+
+def test_a_prompt_is_explained_behind_a_prefix_of_which_the_beginning_is_given(
+    tmp_path: Path,
+) -> None:
+    rest = tmp_path / "rest.txt"
+    rest.write_text("x")
+    client = WideClient()
+    answer, asked = client.explain, []
+
+    def explain(prompt: str, **fields: Any) -> Explained:
+        asked.append(fields["prefix_id"])
+        return answer(prompt)
+
+    client.explain = explain  # type: ignore[assignment,method-assign]
+    run(client, f"explain {rest} --prefix-id {WHOLE_ID[:10]}")
+    assert asked == [WHOLE_ID]
 
 
 def test_all_entries_are_fetched_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,8 +138,17 @@ class Config:
         )
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
-        options = [option for option in client.config().options if _is_meant(option, args)]
-        out.print(_config_table(options))
+        known = client.config().options
+        options = [option for option in known if _is_meant(option, args)]
+        if options:
+            out.print(_config_table(options))
+        unknown = [
+            path for path in args.paths if not any(option.path.startswith(path) for option in known)
+        ]
+        if unknown:
+            say(out, f"there is no option {', '.join(unknown)}")
+        elif not options:
+            say(out, "all of that is as by default")
         result = {"options": [plain(option) for option in options]}
         return Outcome(result, EXIT_OK if options else EXIT_PARTLY)
 

@@ -13,6 +13,7 @@ from ipc.errors import ServerError
 from ipc.messages import CacheReport, Explained
 from ipc.sync_client import Client
 from tools.admin.command import EXIT_PARTLY, Outcome, add_tenant, plain, say
+from tools.admin.naming import whole_prefix_id
 from tools.admin.prompt_files import add_prompt, read_prompt
 
 
@@ -76,7 +77,7 @@ class Explain:
     "content"). Exit code 0 whatever the cache has.
 
     examples: rtcache-admin explain prompt.txt
-              rtcache-admin explain rest.txt --prefix-id p-0123...
+              rtcache-admin explain rest.txt --prefix-id p-01234567
               rtcache-admin explain --ids ids.json --tenant team-a
               rtcache-admin explain --messages chat.json
     """
@@ -92,7 +93,8 @@ class Explain:
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         prompt = read_prompt(args, "prompt")
-        reply = client.explain(**prompt, prefix_id=args.prefix_id, tenant=args.tenant)
+        prefix_id = args.prefix_id and whole_prefix_id(client, args.prefix_id, args.tenant)
+        reply = client.explain(**prompt, prefix_id=prefix_id, tenant=args.tenant)
         say(out, _sentence(reply))
         return Outcome(_found(reply.prompt_tokens, reply.cached_tokens, reply.cache))
 
