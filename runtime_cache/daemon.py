@@ -162,8 +162,13 @@ def new_parser() -> argparse.ArgumentParser:
 def _print_config(loaded: Loaded) -> None:
     rows = [(path, options.toml(value), origin) for path, value, origin in options.describe(loaded)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for path, value, origin in rows:
-        print(f"{path:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+    try:
+        for path, value, origin in rows:
+            print(f"{path:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+        sys.stdout.flush()
+    except BrokenPipeError:  # `rtcached --check-config | head`
+        # Python would complain once more when it flushes at exit: there must be something to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

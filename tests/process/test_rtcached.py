@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import stat
 import subprocess
@@ -165,6 +166,15 @@ def test_environment_gives_options(null_bundle: Path, tmp_path: Path):
     assert ["device.device", '"sim:0"', "environment", "RTCACHE_DEVICE_DEVICE"] in rows
     assert ["cache.enable", "false", "flag", "--cache-enable"] in rows
     assert ["cache.cache_capacity", '""', "default"] in rows
+
+
+def test_a_reader_of_the_configuration_may_leave():
+    program = [sys.executable, "-m", "runtime_cache.daemon", "--check-config"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing) as pipe:
+        ended = subprocess.run(program, stdout=pipe, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_a_cap_above_the_pool_and_too_little_device_memory_are_warned_of(null_bundle: Path):
