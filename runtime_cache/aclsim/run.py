@@ -35,10 +35,10 @@ from runtime_cache.errors import ConfigError
 _LIBRARIES = {"site-packages", "dist-packages", "runtime_cache", "om_models"}
 _EPILOG = """\
 example:
-  python -m runtime_cache.aclsim run --soc Ascend310B4 --misuse error classify.py net.om cat.npy
+  python -m runtime_cache.aclsim run --soc Ascend310B4 app.py net.om cat.npy
 
-Options that are not given here: environment variables RTCACHE_ACLSIM_<SETTING>, such as
-RTCACHE_ACLSIM_GIL_LIMIT_MS=20 (docs/software_device.md)."""
+What is not given here is an environment variable RTCACHE_ACLSIM_<SETTING>, such
+as RTCACHE_ACLSIM_GIL_LIMIT_MS=20 (docs/software_device.md)."""
 
 
 def main(arguments: Sequence[str]) -> int:

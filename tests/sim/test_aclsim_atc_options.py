@@ -162,7 +162,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert compiler.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"--{name}" in text for name in (*known_flags(), "no-atc-rules"))
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import json
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -92,12 +93,17 @@ def new_parser() -> argparse.ArgumentParser:
         sub = names.add_parser(
             name,
             help=doc.splitlines()[0],
-            description=doc,
+            description=_filled(doc),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.add_argument("--json", action="store_true", help="the table goes to standard error")
         benchmark.add_flags(sub)
     return parser
+
+
+def _filled(doc: str) -> str:
+    """Paragraphs, in lines that fit a terminal of 80 columns."""
+    return "\n\n".join(textwrap.fill(paragraph, 78) for paragraph in doc.strip().split("\n\n"))
 
 
 def _provenance() -> dict[str, str]:

@@ -18,7 +18,7 @@ import msgspec
 
 from runtime_cache.aclsim.atc.error import AtcError
 
-_HELP_WIDTH = 100
+_HELP_WIDTH = 80
 _HELP_INDENT = " " * 34
 #: The one option that the real compiler does not have.
 NO_RULES = "no-atc-rules"
@@ -121,13 +121,14 @@ def _invalid(code: str, name: str, value: str, why: str) -> AtcError:
 def help_text() -> str:
     """What `atc --help` prints."""
     lines = [
-        "usage: python -m runtime_cache.aclsim atc --framework=5 --model=M.onnx --output=NAME \\",
-        "           --soc_version=SOC ...",
+        "usage: python -m runtime_cache.aclsim atc --framework=5 --model=M.onnx \\",
+        "           --output=NAME --soc_version=SOC ...",
         "",
-        "The compiler of the software device: takes ATC's command line, refuses what ATC refuses",
-        "and writes an .om that runs on the software device only.",
-        f"  {'--' + NO_RULES:<32}lift the rules of ATC's parser (operators, opset, one import)",
-        f"{_HELP_INDENT}for what ONNX Runtime executes anyway; no option of the real atc",
+        "The compiler of the software device: takes ATC's command line, refuses what ATC",
+        "refuses and writes an .om that runs on the software device only.",
+        f"  {'--' + NO_RULES:<32}lift the rules of ATC's parser (operators,",
+        f"{_HELP_INDENT}opset, one import) for what ONNX Runtime",
+        f"{_HELP_INDENT}executes anyway; no option of the real atc",
     ]
     for group, members in groupby(known_flags().items(), key=lambda item: item[1].group):
         lines += ["", f"{group}:"]
