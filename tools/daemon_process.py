@@ -100,6 +100,8 @@ class DaemonProcess:
             self._said_more.wait_for(lambda: self._has_ended or self._find(name), timeout_s)
             found = self._find(name)
         if found is None:
+            if self._has_ended:
+                self.process.wait(STOP_TIMEOUT_S)  # its exit code is to be its own
             raise DaemonFailed(f"rtcached did not say {name!r}:\n{self.log_text()}")
         return found
 
