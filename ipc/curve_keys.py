@@ -119,6 +119,8 @@ def read_key_pair(path: str | os.PathLike[str]) -> KeyPair:
 def make_key_files(directory: str | os.PathLike[str], name: str) -> tuple[Path, Path]:
     """Draw a pair and write its two files, the secret one with mode 0600; never over others.
 
+    A directory that is missing is made, for its owner alone; not those above it.
+
     Returns:
         The file of the public key, and that of both.
 
@@ -132,6 +134,7 @@ def make_key_files(directory: str | os.PathLike[str], name: str) -> tuple[Path, 
         if os.path.lexists(target):
             raise KeyFileError(f"{target} exists; it is left as it is: choose another name")
     try:
+        Path(directory).mkdir(mode=0o700, exist_ok=True)
         _write_pair(Path(directory), name, targets)
     except OSError as error:
         raise KeyFileError(f"cannot write keys to {directory}: {error.strerror}") from error

@@ -70,8 +70,10 @@ def test_nothing_is_overwritten(tmp_path: Path, name: str) -> None:
 
 
 def test_a_directory_that_is_missing(tmp_path: Path) -> None:
+    make_key_files(tmp_path / "new", "a")
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
     with pytest.raises(KeyFileError, match=r"cannot write keys to .*: No such file"):
-        make_key_files(tmp_path / "no", "a")
+        make_key_files(tmp_path / "no" / "way", "a")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o777])
