@@ -6,6 +6,7 @@ What is marked "Admin" is answered on the administrators' socket only. Each rais
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,9 +64,10 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Reply)
 
 
-class Calls:
+class Calls(ABC):
     """What a client can ask besides answers; `Client` knows how."""
 
+    @abstractmethod
     async def _ask(
         self,
         kind: type[AnyRequest],
@@ -74,7 +76,6 @@ class Calls:
         timeout_s: float | None = None,
     ) -> R:
         """One request, one reply."""
-        raise NotImplementedError
 
     async def cancel(self, target: str, *, timeout_s: float | None = None) -> None:
         """End one of this client's requests; returns when the daemon has done so."""
