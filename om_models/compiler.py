@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from om_models.atc import SOFTWARE_ATC
 from om_models.atc_errors import explain
@@ -31,6 +32,10 @@ _JOB_VARIABLES = ("TE_PARALLEL_COMPILER", "MAX_COMPILE_CORE_NUMBER")
 MAX_JOBS = 32
 #: A longer line of output is read in pieces: what a compiler prints must not fill the memory.
 _LINE_CHARACTERS = 4096
+#: So many may wait to be looked at, for the same reason.
+_MAX_LINES = 1000
+#: The longest that a signal waits to be heeded while a compiler is silent.
+_HEED_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -123,11 +128,13 @@ def run_atc(compiler: Compiler, arguments: Sequence[str], scratch: Path, log: At
         _start([*compiler.command, *arguments], directory, compiler.environment) as process,
     ):
         watcher = threading.Thread(target=_end_what_outlives, args=(process.pid,), daemon=True)
+        lines: queue.Queue[str] = queue.Queue(_MAX_LINES)
+        reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
         try:
             watcher.start()
+            reader.start()
             release()
-            assert process.stdout is not None
-            while line := process.stdout.readline(_LINE_CHARACTERS):
+            while line := _next(lines):
                 log.feed(line.rstrip())
             watcher.join()
         except BaseException:
@@ -178,6 +185,24 @@ def _start(
         )
     except OSError as error:
         raise ConversionError(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+def _read(output: IO[str], lines: queue.Queue[str]) -> None:
+    """Pass on line after line; the empty string says that there are no more."""
+    while line := output.readline(_LINE_CHARACTERS):
+        lines.put(line)
+    lines.put("")
+
+
+def _next(lines: queue.Queue[str]) -> str:
+    """Wait for it, heeding signals meanwhile.
+
+    A signal that comes just before the thread goes to sleep, or to another thread, does not wake
+    it: the time-out does.
+    """
+    while True:
+        with suppress(queue.Empty):
+            return lines.get(timeout=_HEED_S)
 
 
 def _end_what_outlives(pid: int) -> None:

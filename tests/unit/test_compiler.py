@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,21 @@ def test_died_of_a_signal(tmp_path: Path, number: signal.Signals):
 def test_workers_that_outlive_it_are_ended(tmp_path: Path):
     # The worker holds the output open: until it has ended, the run would not.
     assert run_fake(tmp_path, "echo begun; sleep 300 &") == ["begun"]
+
+
+def test_an_interrupt_that_wakes_nobody_is_heeded(tmp_path: Path):
+    """One that comes just before a thread goes to sleep does not wake it; nor does this one."""
+    os.mkfifo(tmp_path / "told")
+
+    def interrupt() -> None:
+        (tmp_path / "told").read_text()  # as soon as the compiler runs
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_fake(tmp_path, f"echo > '{tmp_path}/told'; exec sleep 300")
+    sender.join()
 
 
 def test_output_without_end_or_sense_is_no_message(tmp_path: Path):
