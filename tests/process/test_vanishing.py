@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -71,8 +72,20 @@ def test_a_client_that_is_killed_while_it_waits(daemon: DaemonProcess, admin: Cl
     assert admin.stats()["pool"]["live_blocks"] == 0
 
 
-def test_a_client_that_falls_silent(daemon: DaemonProcess, admin: Client) -> None:
-    with RawClient(daemon.endpoint) as client:
+@pytest.fixture
+def slow_daemon(
+    null_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DaemonProcess]:
+    """Its steps take 10 ms, however fast this machine is."""
+    slow = {"function": "acl.mdl.execute_async", "when": "run", "delay_ms": 10, "every": 1}
+    (tmp_path / "faults.json").write_text(json.dumps({"faults": [slow]}))
+    monkeypatch.setenv("RTCACHE_ACLSIM_FAULTS", str(tmp_path / "faults.json"))
+    with DaemonProcess(null_bundle, "sim:0") as daemon:
+        yield daemon
+
+
+def test_a_client_that_falls_silent(slow_daemon: DaemonProcess) -> None:
+    with RawClient(slow_daemon.endpoint) as client, Client(slow_daemon.admin_endpoint) as admin:
         opened = client.ask(type="open", id="o", lease_ms=1000)
         assert (opened["lease_ms"], len(opened["incarnation"])) == (1000, 16)
         generate(client, "g", 4000, stream=False)
@@ -80,7 +93,7 @@ def test_a_client_that_falls_silent(daemon: DaemonProcess, admin: Client) -> Non
         assert (done["id"], done["finish_reason"]) == ("g", "lease_expired")
         assert client.ask(type="ping", id="p")["incarnation"] == opened["incarnation"]
         assert client.ask(type="close", id="c") == {"type": "closed", "id": "c", "num_cancelled": 0}
-    wait_until_idle(admin)
+        wait_until_idle(admin)
 
 
 def test_a_stream_without_credit_waits_and_ends(daemon: DaemonProcess, admin: Client) -> None:
