@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 from types import TracebackType
 from typing import Any
 
@@ -84,6 +87,32 @@ def run(*command: str, env: Mapping[str, str] | None = None, user: int | None = 
     assert "Traceback" not in ended.stderr, ended.stderr
     said = [line for line in ended.stderr.splitlines() if not line.startswith('{"')]
     return Ended(ended.returncode, ended.stdout, "\n".join(said))
+
+
+@contextmanager
+def background(*command: str, env: Mapping[str, str] | None = None) -> Iterator[Popen[str]]:
+    """A module of this project that is to end within the test; its stderr is a pipe.
+
+    If it has not, as a failed test leaves it, it shows where it is, and is ended.
+
+    Args:
+        command: the module's name, and its arguments.
+        env: added to the environment.
+    """
+    with Popen(
+        [sys.executable, "-X", "faulthandler", "-m", *command],
+        env=os.environ | dict(env or {}),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        except BaseException:
+            if process.poll() is None:
+                process.send_signal(signal.SIGABRT)
+                with suppress(TimeoutExpired):  # a child of it may hold its stderr
+                    print(process.communicate(timeout=1)[1], file=sys.stderr)
+            raise
 
 
 def wait_until(condition: Callable[[], object]) -> None:
