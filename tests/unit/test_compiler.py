@@ -168,10 +168,14 @@ def test_an_interrupt_that_wakes_nobody_is_heeded(tmp_path: Path):
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
     sender = threading.Thread(target=interrupt)
-    sender.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_fake(tmp_path, f"echo > '{tmp_path}/told'; exec sleep 300")
-    sender.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        sender.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_fake(tmp_path, f"echo > '{tmp_path}/told'; exec sleep 300")
+        sender.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_output_without_end_or_sense_is_no_message(tmp_path: Path):
