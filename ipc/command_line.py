@@ -34,6 +34,7 @@ from ipc.errors import (
 )
 from ipc.messages import Pong
 from ipc.sync_client import Client
+from ipc.version import add_version
 
 EXIT_OK = 0
 EXIT_REFUSED = 1
@@ -84,6 +85,7 @@ class Program:
             epilog=f"{examples}\n{self.exit_codes}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        add_version(parser)
         self.add_common(parser, is_command=False)
         return parser
 

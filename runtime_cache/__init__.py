@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ipc.version import __version__
+
 if TYPE_CHECKING:
     from runtime_cache.llm import LLM, PrefixCachingConfig
-
-__version__ = "0.1.0"
 
 __all__ = ["LLM", "PrefixCachingConfig", "__version__"]
 

@@ -20,7 +20,8 @@ import structlog
 import uvloop
 
 from ipc.errors import EndpointError
-from runtime_cache import __version__, log, open_files, options
+from ipc.version import add_version
+from runtime_cache import log, open_files, options
 from runtime_cache.errors import (
     ConfigError,
     DeviceError,
@@ -140,7 +141,7 @@ def new_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"rtcached {__version__}")
+    add_version(parser)
     parser.add_argument("--config", metavar="FILE", help="TOML file; see rtcached.toml")
     parser.add_argument(
         "--check-config",

