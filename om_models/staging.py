@@ -38,17 +38,34 @@ def staged_directory(output: Path, marker: str) -> Iterator[Path]:
         BundleError: `output` is not to be replaced; it is left as it is.
     """
     output = output.resolve()  # a link stays; what it points at is replaced
-    output.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(output)
-    check_replaceable(output, marker)
-    root = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    with parents_of(output):
+        _remove_leftovers(output)
+        check_replaceable(output, marker)
+        root = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+        try:
+            with _locked(root):
+                (root / _NEW).mkdir()
+                yield root / _NEW
+                _publish(root, output)
+        finally:
+            _dismantle(root, output)
+
+
+@contextmanager
+def parents_of(output: Path) -> Iterator[None]:
+    """The directories above `output`, made where they are missing.
+
+    After an error those that were made go again, unless something is in them.
+    """
+    missing = [parent for parent in output.parents if not parent.exists()]
     try:
-        with _locked(root):
-            (root / _NEW).mkdir()
-            yield root / _NEW
-            _publish(root, output)
-    finally:
-        _dismantle(root, output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for parent in missing:
+            with suppress(OSError):
+                parent.rmdir()
+        raise
 
 
 def check_replaceable(output: Path, marker: str) -> None:

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from om_models.staging import LOCK_NAME
+from om_models.staging import LOCK_NAME, parents_of
 from runtime_cache.errors import BundleError
 
 #: The export's last file; by it an export is known to be whole.
@@ -96,22 +96,22 @@ def work_directory(output: Path, key: str, *, is_kept: bool) -> Iterator[WorkDir
         BundleError: another run works there.
     """
     output = output.resolve()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    _remove_unlocked([work for work in _all_for(output) if not work.contents()])
-    work = WorkDirectory(output.parent / f".{output.name}.work-{key}")
-    work.root.mkdir(exist_ok=True)
-    with (work.root / LOCK_NAME).open("wb") as lock:
-        if not _try_lock(lock.fileno()):
-            raise BundleError(f"the same conversion runs already; it works in {work.root}")
-        try:
-            _remove_unfinished(work)
-            yield work
-        except BaseException:
-            _remove_unfinished(work)
-            if not (is_kept and work.contents()):
-                shutil.rmtree(work.root, ignore_errors=True)
-            raise
-        shutil.rmtree(work.root, ignore_errors=True)
+    with parents_of(output):
+        _remove_unlocked([work for work in _all_for(output) if not work.contents()])
+        work = WorkDirectory(output.parent / f".{output.name}.work-{key}")
+        work.root.mkdir(exist_ok=True)
+        with (work.root / LOCK_NAME).open("wb") as lock:
+            if not _try_lock(lock.fileno()):
+                raise BundleError(f"the same conversion runs already; it works in {work.root}")
+            try:
+                _remove_unfinished(work)
+                yield work
+            except BaseException:
+                _remove_unfinished(work)
+                if not (is_kept and work.contents()):
+                    shutil.rmtree(work.root, ignore_errors=True)
+                raise
+            shutil.rmtree(work.root, ignore_errors=True)
     remove_kept(output)
 
 

@@ -90,6 +90,43 @@ def test_an_empty_directory_may_be_used_and_parents_are_made(tmp_path: Path):
     assert left_in(write(tmp_path / "a" / "b" / "c")) == [MARKER]
 
 
+def fail(output: Path, beside: Path | None = None) -> None:
+    """A run that fails while it writes, when another has made a file meanwhile."""
+
+    def run() -> None:
+        with staged_directory(output, MARKER):
+            if beside is not None:
+                beside.touch()
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run()
+
+
+def test_parents_that_were_made_go_again_after_a_failure(tmp_path: Path):
+    fail(tmp_path / "a" / "b" / "c")
+    assert left_in(tmp_path) == []
+    (tmp_path / "a").mkdir()
+    fail(tmp_path / "a" / "b" / "c")
+    assert left_in(tmp_path / "a") == []
+
+
+def test_parents_in_which_something_is_by_then_stay(tmp_path: Path):
+    fail(tmp_path / "a" / "b" / "c", beside=tmp_path / "a" / "other")
+    assert left_in(tmp_path / "a") == ["other"]
+
+
+def test_parents_that_cannot_all_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def stop_half_way(self: Path, *, parents: bool, exist_ok: bool) -> None:
+        os.mkdir(tmp_path / "a")
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "mkdir", stop_half_way)
+    with pytest.raises(PermissionError):
+        write(tmp_path / "a" / "b" / "c")
+    assert left_in(tmp_path) == []
+
+
 def test_the_mode_is_that_of_any_new_directory(output: Path):
     mask = os.umask(0)
     os.umask(mask)
