@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.real_om import write_real_om
+from tests.support.real_om import ATTRIBUTES, RealOm, write_real_om
 from tools.doctor import main as command
 from tools.doctor import om_file
 from tools.doctor.examine import Examined, Request
@@ -166,3 +166,24 @@ def test_om(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["om", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [f"{path}:", "IR model, compiled for Ascend310B4 by ATC 7.6.0.1.220"]
+    assert not any("--json" in line for line in lines)
+
+
+def test_om_with_a_hundred_gears(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gears = ";".join(f"1,{number},{number},2048" for number in range(100))
+    words = f'atc --framework=5 --dynamic_dims="{gears}" --soc_version=Ascend310B4'
+    om = RealOm(attributes={**ATTRIBUTES, "atc_cmdline": words})
+    path = write_real_om(tmp_path / "m.om", om)
+    assert command.main(["om", str(path)]) == 0
+    said = capsys.readouterr().out
+    first, *lines = said.splitlines()
+    assert first == f"{path}:"
+    assert max(map(len, lines)) <= 80
+    assert lines[-4:] == [
+        "command: atc --framework=5",
+        f'--dynamic_dims="{gears}'[:77] + "...",
+        "--soc_version=Ascend310B4",
+        "What ends in ... is longer: --json has all of it.",
+    ]
+    assert command.main(["om", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["atc_command"] == words

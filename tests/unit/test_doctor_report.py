@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.doctor.findings import Finding, ok, problem, sentence, skipped, warning
-from tools.doctor.report import as_json, encode, render, summary, wrap
+from tools.doctor.report import as_json, encode, render, shorten, summary, wrap
 
 FINDINGS = [
     ok("python", "Python 3.11.4."),
@@ -45,6 +45,12 @@ def test_a_path_is_not_cut() -> None:
     assert wrap(f"It is in {path} now.") == ["It is in", path, "now."]
     assert wrap("use --no-probe " * 3, 20) == ["use --no-probe use", "--no-probe use", "--no-probe"]
     assert wrap("") == [""]
+
+
+def test_a_word_of_more_than_a_line_is_cut() -> None:
+    assert shorten(f"a {'b' * 80} c") == f"a {'b' * 80} c"
+    assert shorten(f"a {'b' * 81} c") == f"a {'b' * 77}... c"
+    assert shorten("a\x1bb\nc", 3) == "a b c"
 
 
 def test_characters_of_two_columns() -> None:

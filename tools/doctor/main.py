@@ -15,7 +15,7 @@ from runtime_cache.errors import BundleError, ConfigError
 from tools.doctor.examine import Request, examine
 from tools.doctor.host import Host, Ran, run, this_host
 from tools.doctor.om_file import read_om_file
-from tools.doctor.report import as_json, encode, printable, render, wrap
+from tools.doctor.report import as_json, encode, printable, render, shorten, wrap
 from tools.doctor.service_env import service_environment, write_whole
 
 EXIT_OK = 0
@@ -119,9 +119,17 @@ def _om(args: argparse.Namespace) -> int:
     if args.json:
         print(encode({"file": str(args.file), "kind": report.kind, **report.facts}), flush=True)
     else:
-        lines = [f"{args.file}:", *report.lines]
+        lines = [f"{args.file}:", *_fitting(report.lines)]
         print("\n".join(part for line in lines for part in wrap(line)), flush=True)
     return EXIT_OK
+
+
+def _fitting(lines: Sequence[str]) -> list[str]:
+    """The lines without what fits no line of a terminal; if so, one more says where all is."""
+    short = [shorten(line) for line in lines]
+    if short == [printable(line) for line in lines]:
+        return short
+    return [*short, "What ends in ... is longer: --json has all of it."]
 
 
 def _env(args: argparse.Namespace) -> int:

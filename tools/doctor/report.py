@@ -93,6 +93,15 @@ def wrap(text: str, width: int = WIDTH) -> list[str]:
     return [line.replace(_PAD, "") for line in wrapper.wrap(padded)] or [""]
 
 
+def shorten(text: str, width: int = WIDTH) -> str:
+    """A text whose words fit a line each: of a longer one, such as a list of gears, the start."""
+    return " ".join(_short(word, width) for word in printable(text).split(" "))
+
+
+def _short(word: str, width: int) -> str:
+    return word if len(word) <= width else f"{word[: width - 3]}..."
+
+
 class _Wrapper(textwrap.TextWrapper):
     """Wraps between characters that take two columns too: Chinese has no spaces."""
 
