@@ -31,6 +31,11 @@ usage: tools/install.sh [options]             say what would be done
   --root DIR         stage files below DIR: no user, environment or systemctl
   --help             this text
 
+The paths of --prefix, --program and --root are absolute, of letters, digits
+and _ . + - without "..": the first two stand in units, where a space or %
+would need quoting; what is below the first and the last is removed again by
+--uninstall, wherever that is called.
+
 It never starts anything, and leaves an /etc/rtcached/rtcached.toml as it is.
 
 examples:

@@ -67,6 +67,14 @@ def test_help_fits_a_terminal(script: Path) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_which_paths_it_takes_is_said_before_it_is_refused() -> None:
+    documented = (TOOLS.parent / "docs" / "systemd.md").read_text("utf-8").replace("`", "")
+    for text in (call(INSTALL, "--help")[1], documented):
+        words = " ".join(text.split())
+        assert "of --prefix, --program and --root are absolute, of letters, digits and _" in words
+        assert "stand in units, where a space or % would need quoting; what is below" in words
+
+
 # --- install.sh ----------------------------------------------------------------------------------
 
 
@@ -167,6 +175,10 @@ def test_an_environment_of_somebody_else_is_never_removed(tmp_path: Path) -> Non
         (["--prefix", "/"], "--prefix is an absolute path"),
         (["--prefix", "/opt/../etc"], "--prefix is an absolute path"),
         (["--prefix", "/opt/a b"], "--prefix is an absolute path"),
+        (["--root", "image"], "--root is an absolute path of letters, digits and _ . + -"),
+        (["--root", "/srv/my image"], "--root is an absolute path"),
+        (["--root", "/srv/a%b"], "--root is an absolute path"),
+        (["--program", "bin/rtcached"], "--program is an absolute path"),
         (["--purge"], "--purge goes with --uninstall"),
         (["--extras", "sim;id"], "--extras is a list such as sim"),
         (["--program", "/no/such/program"], "--program /no/such/program is no program"),
