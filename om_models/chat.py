@@ -66,6 +66,7 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateError: the source is not a template.
+            MemoryError: Jinja, which works out constants here, found no room for one.
         """
         environment = _environment()
         if now is not None:
@@ -73,6 +74,8 @@ class ChatTemplate:
         environment.globals.update(bos_token=bos_token, eos_token=eos_token)
         try:
             self._template = environment.from_string(source)
+        except MemoryError:
+            raise
         except Exception as error:  # beside Jinja's errors also SyntaxError and RecursionError
             raise ChatTemplateError(f"the chat template is not valid: {error}") from error
 
