@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -107,20 +107,24 @@ class MetricsServer:
         self._source = source
 
     async def close(self) -> None:
-        """Answer no more; on return the thread has ended. To be called once."""
+        """Answer no more; on return the thread has ended, whatever ended it. To be called once."""
         if self._thread.ident is None:
             self._socket.close()
             self._loop.close()
             return
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # the thread has ended already, and closed its loop
+            self._loop.call_soon_threadsafe(self._stop.set)
         await asyncio.to_thread(self._thread.join)
 
     # -- in the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with closing(self._loop):
+        with self._socket, closing(self._loop):
             asyncio.set_event_loop(self._loop)
-            self._loop.run_until_complete(self._serve())
+            try:
+                self._loop.run_until_complete(self._serve())
+            except Exception:  # the daemon serves on
+                log.exception("metrics_broken")
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._accept, sock=self._socket, limit=MAX_HEAD_BYTES)

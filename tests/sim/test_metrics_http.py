@@ -211,6 +211,20 @@ async def test_closing_ends_what_is_open() -> None:
         socket.create_connection(server.address)
 
 
+async def test_a_thread_that_died_does_not_disturb_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def die(server: MetricsServer) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(MetricsServer, "_serve", die)
+    with capture_logs() as logs:
+        async with metrics_server("127.0.0.1:0") as server:
+            assert server is not None
+            await asyncio.to_thread(server._thread.join)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(server.address, PATIENCE_S)
+    assert sorted(line["event"] for line in logs) == ["metrics_broken", "metrics_listening"]
+
+
 async def test_an_address_in_use_stops_the_start(server: MetricsServer) -> None:
     with pytest.raises(ConfigError, match=r"metrics\.listen: cannot listen on 127\.0\.0\.1:\d+: "):
         MetricsServer(Address("127.0.0.1", server.address.port))
