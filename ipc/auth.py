@@ -13,7 +13,6 @@ Source: ZeroMQ RFC 27 (ZAP).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ from ipc.pump import Pump
 _MAX_FRAMES = 8
 #: An unfinished handshake is given up after this [milliseconds].
 _HANDSHAKE_MS = 10_000
-#: Refusals are logged at most so often; a line says how many there were [seconds].
-_QUIET_S = 1.0
 #: Every domain has a name, since libzmq asks nobody about an empty one.
 _DOMAIN_PREFIX = "rtcached"
 
@@ -112,7 +109,7 @@ class ZapHandler:
         context: of the sockets; it has no other handler.
         domain: of the sockets; nobody may connect to one of another.
         is_allowed: whether a public key (Z85) may connect.
-        log: hears of refusals, once in a while.
+        log: hears of every refusal.
         """
         self._zap = auth.Authenticator(context)
         guard = _Guard(is_allowed, log)
@@ -137,8 +134,6 @@ class _Guard:
     def __init__(self, is_allowed: Callable[[str], bool], log: LogHook) -> None:
         self._is_allowed = is_allowed
         self._log = log
-        self._num_refused = 0
-        self._quiet_until_s = 0.0
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether the key may connect; what fails may not."""
@@ -149,14 +144,5 @@ class _Guard:
         except Exception as error:  # without an answer, all handshakes would stop
             self._log("handler_failed", {"where": "key_check", "error": error})
         if not is_allowed:
-            self._note(domain, text)
+            self._log("key_refused", {"domain": domain, "key": text})
         return is_allowed
-
-    def _note(self, domain: str, key: str) -> None:
-        """Strangers can try as often as they like, but not fill the log."""
-        self._num_refused += 1
-        now_s = time.monotonic()
-        if now_s >= self._quiet_until_s:
-            self._log("key_refused", {"domain": domain, "key": key, "num": self._num_refused})
-            self._num_refused = 0
-            self._quiet_until_s = now_s + _QUIET_S

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
-import queue
+import selectors
 import signal
 import subprocess
 import sys
@@ -32,8 +34,6 @@ _JOB_VARIABLES = ("TE_PARALLEL_COMPILER", "MAX_COMPILE_CORE_NUMBER")
 MAX_JOBS = 32
 #: A longer line of output is read in pieces: what a compiler prints must not fill the memory.
 _LINE_CHARACTERS = 4096
-#: So many may wait to be looked at, for the same reason.
-_MAX_LINES = 1000
 #: The longest that a signal waits to be heeded while a compiler is silent.
 _HEED_S = 0.2
 
@@ -128,13 +128,11 @@ def run_atc(compiler: Compiler, arguments: Sequence[str], scratch: Path, log: At
         _start([*compiler.command, *arguments], directory, compiler.environment) as process,
     ):
         watcher = threading.Thread(target=_end_what_outlives, args=(process.pid,), daemon=True)
-        lines: queue.Queue[str] = queue.Queue(_MAX_LINES)
-        reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
         try:
             watcher.start()
-            reader.start()
             release()
-            while line := _next(lines):
+            assert process.stdout is not None
+            for line in _lines(process.stdout):
                 log.feed(line.rstrip())
             watcher.join()
         except BaseException:
@@ -170,7 +168,7 @@ def job_variables(jobs: int | None) -> dict[str, str]:
 
 def _start(
     command: Sequence[str], directory: str, environment: Mapping[str, str] | None
-) -> subprocess.Popen[str]:
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command,
@@ -179,30 +177,41 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             start_new_session=True,  # a group of its own: CANN's atc is a script with children
         )
     except OSError as error:
         raise ConversionError(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
-def _read(output: IO[str], lines: queue.Queue[str]) -> None:
-    """Pass on line after line; the empty string says that there are no more."""
-    while line := output.readline(_LINE_CHARACTERS):
-        lines.put(line)
-    lines.put("")
-
-
-def _next(lines: queue.Queue[str]) -> str:
-    """Wait for it, heeding signals meanwhile.
+def _lines(output: IO[bytes]) -> Iterator[str]:
+    """Line after line as they come, long ones in pieces; heeds signals while nothing comes.
 
     A signal that comes just before the thread goes to sleep, or to another thread, does not wake
-    it: the time-out does.
+    it: so it sleeps for a moment only.
     """
-    while True:
-        with suppress(queue.Empty):
-            return lines.get(timeout=_HEED_S)
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
+    pending, is_open = "", True
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        while is_open:
+            if not selector.select(_HEED_S):
+                continue
+            chunk = os.read(output.fileno(), _LINE_CHARACTERS)
+            is_open = bool(chunk)
+            *whole, pending = (pending + decoder.decode(chunk, final=not chunk)).split("\n")
+            for line in whole:
+                yield from _pieces(line)
+            if len(pending) > _LINE_CHARACTERS:
+                *full, pending = _pieces(pending)
+                yield from full
+    if pending:
+        yield pending
+
+
+def _pieces(line: str) -> list[str]:
+    starts = range(0, max(len(line), 1), _LINE_CHARACTERS)
+    return [line[start : start + _LINE_CHARACTERS] for start in starts]
 
 
 def _end_what_outlives(pid: int) -> None:

@@ -81,28 +81,52 @@ def forward_libraries() -> None:
     logging.basicConfig(handlers=[_Forwarder(logging.WARNING)], force=True)
 
 
-class SocketLog:
-    """The hook of `ipc.server`.
+class LineLimit:
+    """How many lines of each event that strangers can make happen; it says how many it left out.
 
-    That a client has gone is usual, all else is not. But strangers can make it happen, so it is
-    logged so often and no more.
+    That is said when the next of any of these events comes behind the period, or at the end.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._throttle = Throttle(_MAX_LINES, _PERIOD_S)
 
+    def allows(self, event: str) -> bool:
+        """Whether this one may have its line."""
+        self.settle()
+        return self._throttle.take(event, self._clock())
+
+    def settle(self) -> None:
+        """Say of periods that are over how many lines were left out."""
+        _say_left_out(self._throttle.left_out(self._clock()))
+
+    def end(self) -> None:
+        """Say of all periods how many lines were left out."""
+        _say_left_out(self._throttle.left_out())
+
+
+def _say_left_out(counts: Mapping[str, int]) -> None:
+    log = structlog.get_logger(__name__)
+    for event, count in counts.items():
+        log.warning("events_left_out", of=event, count=count)
+
+
+class SocketLog:
+    """The hook of `ipc.server`.
+
+    That a client has gone is usual, all else is not, and has no more lines than the limit allows.
+    """
+
+    def __init__(self, limit: LineLimit) -> None:
+        self._limit = limit
+
     def __call__(self, event: str, fields: Mapping[str, object]) -> None:
         log = structlog.get_logger("ipc.server")
         if event == "client_gone":
+            self._limit.settle()
             log.debug(event, **fields)
-            return
-        num_left_out = self._throttle.take(event, self._clock())
-        if num_left_out is None:
-            return
-        if num_left_out:
-            log.warning("events_left_out", of=event, count=num_left_out)
-        log.warning(event, **fields)
+        elif self._limit.allows(event):
+            log.warning(event, **fields)
 
 
 def _renderer(config: LogConfig, stream: TextIO, *, is_journal: bool) -> structlog.typing.Processor:

@@ -25,7 +25,7 @@ from runtime_cache.config import Config, admin_endpoint
 from runtime_cache.errors import DeviceError, InvalidConfig, RuntimeCacheError
 from runtime_cache.facts import DaemonFacts
 from runtime_cache.ids import DEFAULT_TENANT, TenantName
-from runtime_cache.log import SocketLog
+from runtime_cache.log import LineLimit, SocketLog
 from runtime_cache.metrics.http import MetricsServer, metrics_server
 from runtime_cache.metrics.source import MetricsSource
 from runtime_cache.notify import Notifier
@@ -158,6 +158,7 @@ async def _serve(
     """From ready to drained; returns what made it end, None for a signal."""
     config, engine, settings = runtime.config, runtime.engine, access.settings
     servers: dict[str, Server] = {}
+    limit = LineLimit()  # of all sockets together: more of them are no more lines
     facts = DaemonFacts(runtime, servers.values(), settings)
     requests = RequestLog(runtime.tokenizer.decode if config.log.prompts else None)
     service = Service(
@@ -170,8 +171,9 @@ async def _serve(
         settings=settings,
     )
     async with AsyncExitStack() as stack:
+        stack.callback(limit.end)
         for socket in access.claims:
-            server = _server(config, socket, service, access)
+            server = _server(config, socket, service, access, SocketLog(limit))
             servers[server.name] = server
             await stack.enter_async_context(server)
         if metrics is not None:
@@ -235,7 +237,9 @@ def _defaults(config: Config) -> Defaults:
     )
 
 
-def _server(config: Config, socket: Socket, service: Service, access: Access) -> Server:
+def _server(
+    config: Config, socket: Socket, service: Service, access: Access, hook: SocketLog
+) -> Server:
     return Server(
         _endpoints(config)[socket],
         service,
@@ -248,7 +252,7 @@ def _server(config: Config, socket: Socket, service: Service, access: Access) ->
         claim=access.claims[socket],
         curve=access.curve,
         insecure_tcp=config.ipc.insecure_tcp,
-        log=SocketLog(),
+        log=hook,
     )
 
 

@@ -154,6 +154,13 @@ def test_died_of_a_signal(tmp_path: Path, number: signal.Signals):
     assert failure(tmp_path, f"kill -{number.value} $$") == [f"atc was ended by {number.name}:"]
 
 
+def test_lines_come_whole_however_they_are_written(tmp_path: Path):
+    script = "printf 'one\\rtwo\\r\\nth\\303'; printf '\\251\\n'; printf '%8192s|\\nno end' x"
+    one, two, three, *pieces, last = run_fake(tmp_path, script)
+    assert (one, two, three, last) == ("one", "two", "thé", "no end")
+    assert "".join(pieces).strip() == "x|"
+
+
 def test_workers_that_outlive_it_are_ended(tmp_path: Path):
     # The worker holds the output open: until it has ended, the run would not.
     assert run_fake(tmp_path, "echo begun; sleep 300 &") == ["begun"]
