@@ -98,19 +98,15 @@ def test_tcp_without_curve_is_refused(run: Run, keys: Keys) -> None:
         CountingDaemon().serve("tcp://127.0.0.1:*")
 
 
-def test_strangers_are_refused_and_do_not_fill_the_log(run: Run, keys: Keys) -> None:
+def test_strangers_are_refused_and_the_log_hook_hears_of_it(run: Run, keys: Keys) -> None:
     async def scene() -> None:
         daemon = CountingDaemon()
         async with serve(daemon, keys) as server:
-            for _ in range(5):
+            for _ in range(3):
                 assert await is_refused(server, keys.of(keys.stranger))
             lines = [fields for event, fields in daemon.log if event == "key_refused"]
-            assert lines[0] == {
-                "domain": "rtcached.user.",
-                "key": keys.stranger.public,
-                "num": 1,
-            }
-            assert len(lines) <= 2
+            assert lines[0] == {"domain": "rtcached.user.", "key": keys.stranger.public}
+            assert len(lines) >= 3  # libzmq tries again by itself
             assert not await is_refused(server, keys.of(keys.user))
         assert [client.key for client, _ in daemon.seen] == ["user"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime_cache import log
 from tests.support.log_calls import LogCall, log_calls
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,14 @@ def test_the_list_is_what_the_source_logs() -> None:
     found = in_source(CALLS)
     found["library_log"] = ("the library's", found["library_log"][1])
     assert documented() == found
+
+
+def test_what_has_a_limit_is_named() -> None:
+    _, _, rest = TEXT.partition("**Clients cannot fill a disk**")
+    paragraph, _, _ = rest.partition("`events_left_out`")
+    of_the_hook = {call.event for call in log_calls(sorted((ROOT / "ipc").rglob("*.py")))}
+    assert set(re.findall(r"`(\w+)`", paragraph)) == of_the_hook - HOOK_LEVELS.keys()
+    assert f"at most {log._MAX_LINES} lines are written in {log._PERIOD_S:g} seconds" in paragraph
 
 
 def test_the_walk_sees_calls_of_every_form(tmp_path: Path) -> None:

@@ -161,19 +161,58 @@ def test_a_complaint_is_an_error_of_the_journal(journal: tuple[TextIO, dict[str,
     assert lines_of(journal[0]) == ["<3>rtcached: wrong:", "<3>  - this", "rtcached: no"]
 
 
+class Flood:
+    """Two sockets' hooks with one limit, on a clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.stream = io.StringIO()
+        log.configure(LogConfig(level="debug"), self.stream, {})
+        self.limit = log.LineLimit(clock=lambda: self.now_s)
+        self.hooks = [log.SocketLog(self.limit), log.SocketLog(self.limit)]
+
+    def refuse(self, number: int, event: str = "message_refused") -> None:
+        for count in range(number):
+            self.hooks[count % 2](event, {"code": "bad_frames"})
+
+    def lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in lines_of(self.stream)]
+
+    def count(self, event: str) -> int:
+        return [line["event"] for line in self.lines()].count(event)
+
+    def left_out(self) -> list[tuple[object, object]]:
+        return [(n["of"], n["count"]) for n in self.lines() if n["event"] == "events_left_out"]
+
+
 def test_clients_cannot_flood_the_log() -> None:
-    now_s = 0.0
-    stream = io.StringIO()
-    log.configure(LogConfig(level="debug"), stream, {})
-    hook = log.SocketLog(clock=lambda: now_s)
-    for _ in range(1000):
-        hook("message_refused", {"code": "bad_frames"})
-        hook("client_gone", {})
-    now_s = 10.0
-    hook("message_refused", {"code": "bad_frames"})
-    lines = [json.loads(line) for line in lines_of(stream)]
-    names = [line["event"] for line in lines]
-    assert (names.count("message_refused"), names.count("client_gone")) == (51, 1000)
-    (left_out,) = [line for line in lines if line["event"] == "events_left_out"]
-    assert (left_out["of"], left_out["count"]) == ("message_refused", 950)
-    assert {line["level"] for line in lines if line["event"] == "client_gone"} == {"debug"}
+    flood = Flood()
+    flood.refuse(1000)
+    flood.refuse(60, "key_refused")
+    assert (flood.count("message_refused"), flood.count("key_refused")) == (50, 50)
+    flood.now_s = 9.9
+    flood.refuse(1)
+    assert flood.left_out() == []
+    flood.now_s = 10.0
+    flood.refuse(1)
+    assert flood.left_out() == [("message_refused", 951), ("key_refused", 10)]
+    assert (flood.count("message_refused"), flood.count("key_refused")) == (51, 50)
+
+
+def test_the_end_of_a_flood_is_told_with_the_next_event_or_at_the_end() -> None:
+    flood = Flood()
+    flood.refuse(51)
+    flood.now_s = 10.0
+    flood.hooks[0]("client_gone", {})
+    assert flood.left_out() == [("message_refused", 1)]
+    flood.refuse(53)
+    flood.limit.end()
+    flood.limit.end()
+    assert flood.left_out() == [("message_refused", 1), ("message_refused", 3)]
+
+
+def test_that_a_client_has_gone_is_usual() -> None:
+    flood = Flood()
+    flood.refuse(60, "client_gone")
+    assert {(line["event"], line["level"]) for line in flood.lines()} == {("client_gone", "debug")}
+    assert flood.count("client_gone") == 60
