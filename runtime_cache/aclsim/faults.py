@@ -144,10 +144,12 @@ class FaultScript:
         """As `find`, for a call: waits as long as the fault says, and returns its failure."""
         if not self._faults:
             return None
+        # Of before the fault was found: who forgets it a moment later ends this wait as well.
+        cleared = self._cleared
         fault = self.find(function, when)
         if fault is None:
             return None
-        self._cleared.wait(fault.wait_ms / 1000)
+        cleared.wait(fault.wait_ms / 1000)
         return fault.failure
 
 

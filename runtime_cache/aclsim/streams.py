@@ -178,10 +178,11 @@ class Stream:
             AclFailure: 107003 if the stream was destroyed meanwhile; the first failure of a context
                 that stopped.
         """
-        fault = faults.script.find(function, "run")
-        if fault is not None:
-            work = _Faulty(fault, work)
         with self._submit_lock:
+            # Found and queued in one: `let_go` must not miss a hang that is on its way.
+            fault = faults.script.find(function, "run")
+            if fault is not None:
+                work = _Faulty(fault, work)
             if self._is_closed or self._stopped is not None:
                 raise self._refusal()
             task = Task(function, work, on_done, reads, writes)
@@ -270,8 +271,9 @@ class Stream:
 
     def let_go(self) -> None:
         """Ends the scripted hangs of all that is queued."""
-        for task in self.pending():
-            task.let_go()
+        with self._submit_lock:
+            for task in self.pending():
+                task.let_go()
 
     def close(self, *, waits: bool = True) -> None:
         """Ends the thread once the queue is empty; waits for that, or drops what is queued."""

@@ -9,6 +9,7 @@ import pytest
 
 import runtime_cache.aclsim as acl
 from runtime_cache.aclsim import faults, inspect
+from runtime_cache.aclsim.faults import FaultScript
 from runtime_cache.aclsim.process import current_stream
 from tests.support.aclsim import device_bytes, fresh_process, ok, upload
 
@@ -105,6 +106,8 @@ def test_impossible_scripts_are_refused(call: int, code: int, sentence: str) -> 
 
 #: Longer than anything here waits; only a hanging test would reach it [ms].
 FOR_EVER = 600_000
+#: Longer than anything here takes; only a hanging test reaches it [seconds].
+PATIENCE_S = 20
 
 
 def test_a_hang_blocks_the_stream_until_it_is_over_and_the_work_goes_on(stream: int) -> None:
@@ -163,9 +166,51 @@ def test_a_call_that_hangs_ends_when_the_faults_are_forgotten() -> None:
         thread.join(0.001)
     assert found == []
     while thread.is_alive():
-        faults.clear()  # it counts its call a moment before it waits
+        faults.clear()  # it counts its call a moment before it looks for its fault
         thread.join(0.001)
     assert found == [(0, 507899)]
+
+
+class Forgetful(FaultScript):
+    """Somebody else forgets each fault as soon as it has struck."""
+
+    def find(self, function: str, when: faults.When) -> faults.Fault | None:
+        found = super().find(function, when)
+        self.clear()
+        return found
+
+
+def test_a_call_whose_fault_is_forgotten_before_it_waits_does_not_hang() -> None:
+    script, found = Forgetful(), []
+    script.add(faults.Fault("acl.rt.malloc", 207018, call=1, wait_ms=FOR_EVER))
+    call = threading.Thread(
+        target=lambda: found.append(script.strike("acl.rt.malloc", "call")), daemon=True
+    )
+    call.start()
+    call.join(PATIENCE_S)
+    assert [failure.code for failure in found if failure is not None] == [207018]
+
+
+def test_a_hang_that_is_being_queued_is_let_go_too(
+    stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who lets go in the middle of a submit does it for what comes with it."""
+    queued, find = current_stream(stream), faults.script.find
+    letting_go = threading.Thread(target=queued.let_go)
+
+    def find_slowly(function: str, when: faults.When) -> faults.Fault | None:
+        found = find(function, when)
+        if found is not None:
+            letting_go.start()
+            letting_go.join(0.01)  # it is not to be over before the work is queued
+        return found
+
+    monkeypatch.setattr(faults.script, "find", find_slowly)
+    device = upload(np.zeros(64, np.uint8))
+    faults.inject("acl.rt.memset_async", when="run", hang_ms=FOR_EVER)
+    ok(acl.rt.memset_async(device, 64, 1, 64, stream))
+    letting_go.join(PATIENCE_S)
+    assert acl.rt.synchronize_stream_with_timeout(stream, PATIENCE_S * 1000) == 0
 
 
 def test_ecc_takes_every_context_of_the_device_away(stream: int) -> None:
