@@ -44,11 +44,13 @@ class Hanging(Served):
         super().__init__(runtime)
         assert runtime._device is not None
         self.gate = inspect.hold(runtime._device.stream)
+        self._is_holding = False
         self._which = which
 
     def _run_step(self, batch: StepBatch) -> Awaitable[tuple[Sampled | BadLogits, ...]]:
         if len(self.batches) == self._which:
             self._impatient(1)
+            self._is_holding = True
             self.runtime.thread.start(self.gate.__enter__)
         return super()._run_step(batch)
 
@@ -59,7 +61,10 @@ class Hanging(Served):
         self._impatient(60_000)
 
     def end_hang(self) -> None:
-        self.gate.__exit__(None, None, None)
+        """May be called twice, and where nothing hangs."""
+        if self._is_holding:
+            self._is_holding = False
+            self.gate.__exit__(None, None, None)
 
     def tokens_of(self, ear: Ear) -> list[int]:
         return [token for piece in ear.emitted for token in piece.token_ids]
@@ -85,9 +90,23 @@ async def hanging(bundle: Bundle, which: int, **changes: object) -> AsyncIterato
         host = Hanging(runtime, which)
         stream = await runtime.thread.run(current_stream, runtime._device.stream)  # type: ignore[union-attr]
         handing_out.watch(runtime.cache, lambda: not stream.is_idle)
-        yield host
+        try:
+            yield host
+        finally:
+            host.end_hang()  # of a test that failed: to close waits for it
         host.check_idle()
         inspect.clear()  # expired waits count as misuses
+
+
+@contextmanager
+def given_up(runtime: Runtime, which: int) -> Iterator[Hanging]:
+    """For a runtime that is closed while its step hangs; the reset at the end waits for it."""
+    host = Hanging(runtime, which)
+    try:
+        yield host
+    finally:
+        host.end_hang()
+        inspect.reset()
 
 
 @contextmanager
@@ -169,33 +188,29 @@ async def test_a_hang_beyond_its_limit_ends_everything(bundle: Bundle) -> None:
     inspect.reset()
     limits = {"step_timeout_ms": 1, "hang_limit_ms": 1}
     runtime = await Runtime.open(config_for(bundle, device=limits, max_running=1))
-    host = Hanging(runtime, 0)
-    ears = [host.submit(PROMPT, NUM_TOKENS), host.submit(OTHER, NUM_TOKENS)]
-    finals = [await ear.final for ear in ears]
-    assert [getattr(final, "code", "") for final in finals] == ["device_hung", "device_hung"]
-    assert isinstance(host.engine.fatal.result(), DeviceHung)
-    assert host.engine.condition == "lost"
-    assert await host.engine.drain(0) == 0
-    num_alive = inspect.report().num_alive
-    with pytest.raises(StepTimeout):  # what the step uses is not given back
-        await runtime.close()
-    assert inspect.report().num_alive == num_alive
-    host.end_hang()
-    inspect.reset()
+    with given_up(runtime, 0) as host:
+        ears = [host.submit(PROMPT, NUM_TOKENS), host.submit(OTHER, NUM_TOKENS)]
+        finals = [await ear.final for ear in ears]
+        assert [getattr(final, "code", "") for final in finals] == ["device_hung", "device_hung"]
+        assert isinstance(host.engine.fatal.result(), DeviceHung)
+        assert host.engine.condition == "lost"
+        assert await host.engine.drain(0) == 0
+        num_alive = inspect.report().num_alive
+        with pytest.raises(StepTimeout):  # what the step uses is not given back
+            await runtime.close()
+        assert inspect.report().num_alive == num_alive
 
 
 async def test_a_drain_does_not_wait_for_a_hung_step(bundle: Bundle) -> None:
     inspect.reset()
     runtime = await Runtime.open(config_for(bundle))
-    host = Hanging(runtime, 1)
-    ear = host.submit(PROMPT, NUM_TOKENS)
-    await host.hung()
-    assert await host.engine.drain(0) == 1
-    final = await ear.final
-    assert isinstance(final, FinishRequest)
-    assert final.reason == "shutdown"
-    assert isinstance(host.engine.fatal.result(), DeviceHung)
-    with pytest.raises(StepTimeout):
-        await runtime.close()
-    host.end_hang()
-    inspect.reset()
+    with given_up(runtime, 1) as host:
+        ear = host.submit(PROMPT, NUM_TOKENS)
+        await host.hung()
+        assert await host.engine.drain(0) == 1
+        final = await ear.final
+        assert isinstance(final, FinishRequest)
+        assert final.reason == "shutdown"
+        assert isinstance(host.engine.fatal.result(), DeviceHung)
+        with pytest.raises(StepTimeout):
+            await runtime.close()
