@@ -51,19 +51,27 @@ class RequestLog:
         ended_tokens: tenant → tokens of their prompts.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str] | None = None) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        allows: Callable[[str], bool] = lambda event: True,
+    ) -> None:
         """Args:
         decode: token ids to text, to log what was asked and answered; None not to.
+        allows: whether one more line of an event may be written for what was refused.
         """
         self.outcomes: Counter[Outcome] = Counter()
         self.ended_tokens: dict[str, PromptTokens] = {}
         self._decode = decode
+        self._allows = allows
 
     def done(self, work: Work, reply: wire.AnyReply, now_s: float) -> None:
         """A request gets this final reply, or nobody hears it any more."""
         kind, outcome, used = wire.type_name(work.message), outcome_of(reply), used_by(reply)
         self.outcomes[Outcome(work.tenant, kind, outcome)] += 1
         self._add_tokens(work.tenant, used)
+        if work.request_id is None and not self._may_tell(reply):
+            return
         log.info(
             "request_done",
             tenant=work.tenant,
@@ -97,6 +105,8 @@ class RequestLog:
         self.outcomes[Outcome(client.tenant, kind, outcome)] += 1
         if outcome == "ok" and isinstance(message, wire.ADMIN_REQUESTS):
             return
+        if not self._may_tell(reply):
+            return
         log.info(
             "request_done",
             tenant=client.tenant,
@@ -104,6 +114,10 @@ class RequestLog:
             kind=kind,
             outcome=outcome,
         )
+
+    def _may_tell(self, reply: wire.AnyReply) -> bool:
+        """Whether it has a line. To be refused costs a client nothing, so it could fill a disk."""
+        return not isinstance(reply, wire.Error) or self._allows("request_done")
 
     def _add_tokens(self, tenant: str, used: Used) -> None:
         if used.prompt_tokens:

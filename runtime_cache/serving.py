@@ -160,7 +160,8 @@ async def _serve(
     servers: dict[str, Server] = {}
     limit = LineLimit()  # of all sockets together: more of them are no more lines
     facts = DaemonFacts(runtime, servers.values(), settings)
-    requests = RequestLog(runtime.tokenizer.decode if config.log.prompts else None)
+    decode = runtime.tokenizer.decode if config.log.prompts else None
+    requests = RequestLog(decode, limit.allows)
     service = Service(
         engine,
         new_intakes(runtime),

@@ -119,6 +119,21 @@ def test_what_is_answered_at_once(
     assert "secret" not in str(logs)
 
 
+def test_what_is_refused_has_lines_as_long_as_it_may() -> None:
+    requests = RequestLog(decode=str, allows=lambda event: event != "request_done")
+    unread = Work(ALICE, GENERATE, arrived_s=10.0)
+    with capture_logs() as logs:
+        requests.answered(ALICE, GENERATE, refusal("queue_full"))
+        requests.done(unread, refusal(), now_s=11.0)
+    assert logs == []
+    assert requests.outcomes.total() == 2
+    with capture_logs() as logs:
+        requests.answered(ALICE, wire.Release(ID, prefix_id=wire.PrefixName("p")), wire.Ok(ID))
+        requests.done(unread, wire.Tokenized(ID, token_ids=()), now_s=11.0)
+        requests.done(work(), refusal("internal"), now_s=11.0)
+    assert [line.get("outcome") for line in logs] == ["ok", "ok", None, "internal", None]
+
+
 @pytest.mark.parametrize(
     ("message", "asked"),
     [
