@@ -32,6 +32,14 @@ def daemon(null_bundle: Path) -> Iterator[DaemonProcess]:
         yield running
         odd = [e for e in running.events if e.get("level") not in {"info", "warning"}]
         assert odd == []  # neither errors nor what libraries print
+        with Client(running.admin_endpoint) as client:
+            sockets = client.stats()["ipc"].values()
+        num_refused = sum(sum(counters["refused"].values()) for counters in sockets)
+    # A line each, or counted among those that were left out, the last of them at the end.
+    lines = [e for e in running.events if e["event"] == "message_refused"]
+    left_out = [e["count"] for e in running.events if e.get("of") == "message_refused"]
+    assert len(lines) + sum(left_out) == num_refused
+    assert left_out
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +136,13 @@ def test_messages_that_are_none(
     assert reply["id"] in {message_id, None}
     assert reply["message"]
     assert client.ask(type="ping", id="next")["type"] == "pong"
+
+
+def test_more_refusals_than_the_log_takes(client: RawClient, operator: RawClient):
+    for raw in (client, operator):
+        for _ in range(100):
+            raw.socket.send(b"{")
+        assert {raw.receive()["code"] for _ in range(100)} == {"bad_encoding"}
 
 
 @pytest.mark.parametrize(
