@@ -92,13 +92,15 @@ class Evict(Request, frozen=True, kw_only=True, tag="evict"):
         max_blocks: so many blocks at the most, next to be evicted first [1 to 2³¹−1].
         max_bytes: so many bytes of blocks at the most, next to be evicted first [1 to 2⁵³−1
             bytes]; only whole blocks go.
+        min_bytes: so many bytes of blocks at the least, next to be evicted first [1 to 2⁵³−1
+            bytes]: whole blocks go, so it is less than a block more, or all that may go.
         all: every block.
         digest: the prefix with this digest, or the only one whose digest begins so [8 to 64
             lower-case hexadecimal digits], and all that goes on from it; blocks that other
             prefixes share stay.
         idle_s: every prefix that was not used for this long [0 to 31536000 seconds].
         age_s: every prefix that was committed so long ago [0 to 31536000 seconds]. Exactly one of
-            the six is given.
+            the seven is given.
         tenant: only of this tenant [at most 64 visible ASCII characters]; empty is the default
             tenant, absent: of all.
         dry_run: tell what would go, and leave all as it is.
@@ -107,6 +109,7 @@ class Evict(Request, frozen=True, kw_only=True, tag="evict"):
     one_of: ClassVar[tuple[str, ...]] = (
         "max_blocks",
         "max_bytes",
+        "min_bytes",
         "all",
         "digest",
         "idle_s",
@@ -115,6 +118,7 @@ class Evict(Request, frozen=True, kw_only=True, tag="evict"):
 
     max_blocks: Annotated[int, Meta(ge=1, le=MAX_TOKEN_ID)] | None = None
     max_bytes: Annotated[int, Meta(ge=1, le=MAX_SAFE_INTEGER)] | None = None
+    min_bytes: Annotated[int, Meta(ge=1, le=MAX_SAFE_INTEGER)] | None = None
     all: bool = False
     digest: DigestRef | None = None
     idle_s: PeriodS | None = None

@@ -52,6 +52,7 @@ class EvictChoice(TypedDict, total=False):
 
     max_blocks: int
     max_bytes: int
+    min_bytes: int
     all: bool
     digest: str
     idle_s: float

@@ -105,9 +105,12 @@ class Eviction:
 
     def _asked_blocks(self) -> int | None:
         """The number that the message names; None if it names none."""
-        if self._message.max_bytes is not None:
-            return self._message.max_bytes // self._facts.bytes_per_block
-        return self._message.max_blocks
+        message, bytes_per_block = self._message, self._facts.bytes_per_block
+        if message.max_bytes is not None:
+            return message.max_bytes // bytes_per_block
+        if message.min_bytes is not None:
+            return -(-message.min_bytes // bytes_per_block)
+        return message.max_blocks
 
     def _reply(self, last: Evicted) -> wire.Evicted:
         if not self._message.dry_run:

@@ -124,8 +124,8 @@ def test_register_list_release_evict(cold: DaemonProcess, prompt_file: str):
     assert reply(cold, "release", prefix_id) == {"prefix_id": prefix_id}
     assert reply(cold, "evict", "--lru", "1", "--dry-run") == evicted(1, dry_run=True)
     assert reply(cold, "evict", "--lru", "1") == evicted(1)
-    assert reply(cold, "evict", "--bytes", "10000") == evicted(1)
-    assert reply(cold, "evict", "--all") == evicted(2)
+    assert reply(cold, "evict", "--bytes", "10000") == evicted(2)
+    assert reply(cold, "evict", "--bytes", "10000", code=4) == evicted(1)
     assert reply(cold, "list") == {"entries": [], "total": 0}
 
 

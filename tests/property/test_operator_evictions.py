@@ -123,6 +123,7 @@ def what_to_evict(draw: st.DrawFn, house: House) -> dict[str, Any]:
         st.just({"all": True}),
         st.fixed_dictionaries({"max_blocks": st.integers(1, 9)}),
         st.fixed_dictionaries({"max_bytes": st.integers(1, 9 * BYTES_PER_BLOCK)}),
+        st.fixed_dictionaries({"min_bytes": st.integers(1, 9 * BYTES_PER_BLOCK)}),
         st.fixed_dictionaries({"idle_s": st.integers(0, 12)}),
         st.fixed_dictionaries({"age_s": st.integers(0, 12)}),
     ]
@@ -160,6 +161,10 @@ def test_a_dry_run_tells_what_the_real_one_does(
     assert done.num_bytes == BYTES_PER_BLOCK * done.num_blocks
     if "max_bytes" in what:
         assert done.num_bytes <= what["max_bytes"]
+    if "min_bytes" in what:
+        is_all = house.num_evictable(what["tenant"]) == 0
+        assert done.num_bytes >= what["min_bytes"] or is_all
+        assert done.num_bytes < what["min_bytes"] + BYTES_PER_BLOCK
     held = sum(cache.num_live for cache in house.caches.values())
     assert done.in_use_blocks + done.kept_blocks <= held
     for tenant, cache in house.caches.items():

@@ -120,9 +120,9 @@ def test_a_long_tenants_name_is_there_in_pieces() -> None:
         ("evict --lru 5", (5, 9, 9), 0),
         ("evict --lru 6", (5, 9, 9), 4),
         ("evict --bytes 500", (5, 9, 9), 0),
-        ("evict --bytes 599", (5, 9, 9), 0),
-        ("evict --bytes 600", (5, 9, 9), 4),
-        ("evict --bytes 99", (0, 0, 0), 4),
+        ("evict --bytes 401", (5, 9, 9), 0),
+        ("evict --bytes 501", (5, 9, 9), 4),
+        ("evict --bytes 1", (0, 0, 0), 4),
     ],
 )
 def test_evicting_tells_whether_all_went(
@@ -374,13 +374,26 @@ def test_sizes_that_are_given(text: str, num_bytes: int) -> None:
     assert parsed(text) == num_bytes
 
 
-def test_a_size_below_that_of_a_block_says_why_nothing_goes() -> None:
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ((3, 0, 1), "evicted 3 blocks (24.0 KiB); stay: 1 registered, pinned or leased\n"),
+        ((3, 0, 0), "evicted 3 blocks (24.0 KiB)\n"),
+        ((0, 1, 0), "evicted 0 blocks (0.0 KiB); stay: 1 in use\n"),
+        ((0, 0, 0), "evicted 0 blocks (0.0 KiB): there are none of that kind\n"),
+    ],
+)
+def test_evicting_says_how_much_it_was(counts: tuple[int, int, int], said: str) -> None:
     client = WideClient()
-    client.evicted = Evicted(ID, num_blocks=0, num_bytes=0, in_use_blocks=0, kept_blocks=1)
-    assert run(client, "evict --bytes 1K").out == (
-        "evicted 0 blocks (0.0 KiB): no block that can go fits into 1.0 KiB; "
-        "stay: 1 registered, pinned or leased\n"
+    num_blocks, in_use, kept = counts
+    client.evicted = Evicted(
+        ID,
+        num_blocks=num_blocks,
+        num_bytes=8192 * num_blocks,
+        in_use_blocks=in_use,
+        kept_blocks=kept,
     )
+    assert run(client, "evict --bytes 20K").out == said
 
 
 def test_the_manual_of_register_says_what_a_line_holds() -> None:

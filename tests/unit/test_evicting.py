@@ -99,6 +99,10 @@ def evicted(num_blocks: int, num_in_use: int, num_kept: int) -> Evicted:
         (Evict(ID, age_s=4.0), 10, 2, 4),
         (Evict(ID, max_bytes=799), 7, 2, 4),
         (Evict(ID, max_bytes=99), 0, 2, 4),
+        (Evict(ID, min_bytes=1), 1, 2, 4),
+        (Evict(ID, min_bytes=700), 7, 2, 4),
+        (Evict(ID, min_bytes=701), 8, 2, 4),
+        (Evict(ID, min_bytes=1301), 13, 2, 4),
     ],
 )
 def test_in_parts_it_is_the_same_as_at_once(

@@ -180,15 +180,15 @@ def test_wide_msgpack_maps_are_fine(head: bytes) -> None:
             in_json(type="evict", id="q"),
             "invalid_request",
             "q",
-            "exactly one of `max_blocks`, `max_bytes`, `all`, `digest`, `idle_s` and `age_s` must "
-            "be given, got none",
+            "exactly one of `max_blocks`, `max_bytes`, `min_bytes`, `all`, `digest`, `idle_s` and "
+            "`age_s` must be given, got none",
         ),
         (
             in_json(type="evict", id="q", idle_s=0, all=True),
             "invalid_request",
             "q",
-            "exactly one of `max_blocks`, `max_bytes`, `all`, `digest`, `idle_s` and `age_s` must "
-            "be given, got `all` and `idle_s`",
+            "exactly one of `max_blocks`, `max_bytes`, `min_bytes`, `all`, `digest`, `idle_s` and "
+            "`age_s` must be given, got `all` and `idle_s`",
         ),
         (
             in_json(type="pin", id="q", digest="5E884898"),

@@ -56,7 +56,7 @@ class Evict:
             "--bytes",
             type=num_bytes,
             metavar="SIZE",
-            help="whole blocks of so much together, next to go first (as 512MB, 2GiB)",
+            help="so much at the least, in whole blocks, next to go first (as 512MB, 2GiB)",
         )
         what.add_argument(
             "--older-than",
@@ -75,7 +75,7 @@ class Evict:
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         reply = client.evict(tenant=args.tenant, dry_run=args.dry_run, **_choice(client, args))
-        say(out, _sentence(reply, args.bytes))
+        say(out, _sentence(reply))
         return Outcome(plain(reply), EXIT_OK if _is_done(reply, args) else EXIT_PARTLY)
 
 
@@ -89,7 +89,7 @@ def _choice(client: Client, args: argparse.Namespace) -> EvictChoice:
         return {"digest": digest_of(client, args.prefix, args.tenant or "")}
     fields: dict[str, Any] = {
         "max_blocks": args.lru,
-        "max_bytes": args.bytes,
+        "min_bytes": args.bytes,
         "age_s": args.older_than,
         "idle_s": args.idle,
         "all": args.all or None,
@@ -108,16 +108,13 @@ def _is_done(reply: Evicted, args: argparse.Namespace) -> bool:
     if args.lru is not None:
         return reply.num_blocks == int(args.lru)
     if args.bytes is not None:
-        block_bytes = reply.num_bytes // reply.num_blocks
-        return reply.num_bytes + block_bytes > int(args.bytes)
+        return reply.num_bytes >= int(args.bytes)
     return not reply.in_use_blocks + reply.kept_blocks
 
 
-def _sentence(reply: Evicted, max_bytes: int | None) -> str:
+def _sentence(reply: Evicted) -> str:
     did, stay = ("would evict", "would stay") if reply.dry_run else ("evicted", "stay")
     gone = f"{did} {counted(reply.num_blocks, 'block')} ({size(reply.num_bytes)})"
-    if max_bytes is not None and not reply.num_blocks:
-        gone += f": no block that can go fits into {size(max_bytes)}"
     held = [
         f"{number} {why}"
         for number, why in (
@@ -128,6 +125,6 @@ def _sentence(reply: Evicted, max_bytes: int | None) -> str:
     ]
     if held:
         return f"{gone}; {stay}: {', '.join(held)}"
-    if reply.num_blocks or max_bytes is not None:
+    if reply.num_blocks:
         return gone
     return f"{gone}: there are none of that kind"
