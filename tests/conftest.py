@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +18,25 @@ from tools.demo import ensure_bundle
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# The same examples in every run: a test that fails here fails everywhere. `make test-long` draws
-# new ones.
-hypothesis.settings.register_profile("same", derandomize=True, database=None)
+# The same examples in every run: a test that fails here fails everywhere, however slow it is here.
+# `make test-long` draws new ones.
+hypothesis.settings.register_profile(
+    "same",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("same")
+
+#: What a shell, or who started it, may have set for itself; the commands under test would heed it.
+_OF_THE_CALLER = (
+    *("COLUMNS", "LINES", "TERM", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"),
+    *("PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONIOENCODING", "LANGUAGE", "BASH_ENV"),
+    *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "JOURNAL_STREAM"),
+)
+#: What is meant for the tests themselves.
+_OURS = {"RTCACHE_CLIENTS", "RTCACHE_SOAK_SEED"}
 
 
 def pytest_configure() -> None:
@@ -32,6 +48,14 @@ def pytest_configure() -> None:
 
 def _nothing(*_: object) -> None:
     """Ignores a signal."""
+
+
+def pytest_sessionstart() -> None:
+    """The same environment whoever runs the tests: no options, no colours, one language."""
+    for name in list(os.environ):
+        if name in _OF_THE_CALLER or (name.startswith("RTCACHE_") and name not in _OURS):
+            del os.environ[name]
+    os.environ["LC_ALL"] = "C.UTF-8"
 
 
 def pytest_asyncio_loop_factories(
