@@ -20,7 +20,7 @@ from om_models.bundle import load_bundle
 from om_models.compiling import Compilation
 from om_models.work_directory import kept_for
 from tests.support.cann_tree import CannTree
-from tests.support.rtcached import PATIENCE_S, background
+from tests.support.rtcached import PATIENCE_S, background, reading
 from tests.support.tiny import write_checkpoint
 from tools.convert_model import main
 
@@ -308,7 +308,8 @@ def test_interrupted_while_it_compiles(
     os.mkfifo(tmp_path / "told")
     tree.acts(decode={"hang": str(tmp_path / "told"), "half": True})
     with background("tools.convert_model", str(source), "--output", str(output), *CARD) as process:
-        assert (tmp_path / "told").read_text().isdecimal()  # as soon as the compiler runs
+        with reading(tmp_path / "told") as told_by_atc:
+            assert told_by_atc.read().isdecimal()  # as soon as the compiler runs
         process.send_signal(number)
         _, told = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
@@ -329,7 +330,8 @@ def test_the_same_conversion_twice_at_once(
     os.mkfifo(tmp_path / "told")
     tree.acts(prefill={"hang": str(tmp_path / "told")})
     with background("tools.convert_model", str(source), "--output", str(output), *CARD) as process:
-        (tmp_path / "told").read_text()
+        with reading(tmp_path / "told"):  # as soon as the compiler runs
+            pass
         assert convert(source, output) == 1
         told = said(capsys)
         assert "the same conversion runs already; it works in" in told

@@ -16,7 +16,14 @@ from subprocess import Popen
 import pytest
 
 from om_models.bundle import load_bundle
-from tests.support.rtcached import PATIENCE_S, Ended, background, run
+from tests.support.rtcached import (
+    PATIENCE_S,
+    Ended,
+    background,
+    reading,
+    run,
+    wait_for_input,
+)
 from tests.support.tiny import tiny_spec, write_checkpoint
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -218,10 +225,11 @@ def test_an_ended_compiler_takes_its_children_with_it(gguf: Path, output: Path, 
     (tmp_path / "tmp").mkdir()
     with (
         started(gguf, output, {**env, "TMPDIR": str(tmp_path / "tmp")}) as process,
-        Path(env["ATC_NOTES"]).open() as notes,
+        reading(Path(env["ATC_NOTES"])) as notes,
     ):
         assert notes.readline() == "compiling\n"
         process.terminate()
+        wait_for_input(notes)
         assert notes.read() == "", "ends when the last one that holds it is gone"
         process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
@@ -233,7 +241,8 @@ def test_what_a_killed_run_left_goes_with_the_next(gguf: Path, output: Path, tmp
     env = put_on_path(tmp_path / "cann", SLOW_ATC)
     os.mkfifo(env["ATC_NOTES"])
     with started(gguf, output, env) as process:
-        compiler = int(Path(env["ATC_NOTES"]).read_text())
+        with reading(Path(env["ATC_NOTES"])) as notes:
+            compiler = int(notes.read())
         convert("null", "--output", str(output), *SMALL)
         left = left_in(output.parent)
         assert sum(name.startswith(".bundle.work-") for name in left) == 1
@@ -259,7 +268,8 @@ def test_an_interrupted_compiler_is_ended(gguf: Path, output: Path, tmp_path: Pa
     env = put_on_path(tmp_path / "cann", SLOW_ATC)
     os.mkfifo(env["ATC_NOTES"])
     with started(gguf, output, env) as process:
-        compiler = int(Path(env["ATC_NOTES"]).read_text())  # as soon as the compiler runs
+        with reading(Path(env["ATC_NOTES"])) as notes:
+            compiler = int(notes.read())  # as soon as the compiler runs
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
 from ipc.messages import Cancel, MessageId
 from tests.support.ipc_daemon import PATIENCE_S, CountingDaemon, DaemonThread
-from tests.support.rtcached import run
+from tests.support.rtcached import background, run
 
 
 @pytest.fixture
@@ -21,14 +21,9 @@ def daemon(tmp_path: Path) -> Iterator[DaemonThread]:
         yield thread
 
 
-def rtcache(daemon: DaemonThread, *line: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "ipc.cli", "--endpoint", daemon.endpoint, *line],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def rtcache(daemon: DaemonThread, *line: str) -> AbstractContextManager[Popen[str]]:
+    pipes = {"stdin": PIPE, "stdout": PIPE}
+    return background("ipc.cli", "--endpoint", daemon.endpoint, *line, **pipes)
 
 
 def num_requests(seen: CountingDaemon) -> int:
@@ -42,6 +37,7 @@ def test_ctrl_c_cancels_the_answer(daemon: DaemonThread, line: list[str]) -> Non
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err) == (130, "", "\n")
+    daemon.wait_for(lambda seen: num_requests(seen) >= 3)
     assert daemon.daemon.requests[2] == Cancel(MessageId("3"), target=MessageId("2"))
 
 
@@ -56,6 +52,7 @@ def test_being_terminated_cancels_too(daemon: DaemonThread, line: list[str]) -> 
         process.terminate()
         out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err) == (143, "", "")
+    daemon.wait_for(lambda seen: num_requests(seen) >= 3)
     assert daemon.daemon.requests[2] == Cancel(MessageId("3"), target=MessageId("2"))
 
 

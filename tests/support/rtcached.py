@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import zmq
 
@@ -90,20 +91,23 @@ def run(*command: str, env: Mapping[str, str] | None = None, user: int | None = 
 
 
 @contextmanager
-def background(*command: str, env: Mapping[str, str] | None = None) -> Iterator[Popen[str]]:
-    """A module of this project that is to end within the test; its stderr is a pipe.
+def python(
+    *arguments: str, env: Mapping[str, str] | None = None, **streams: int
+) -> Iterator[Popen[str]]:
+    """Python in the background, which is to end within the test.
 
     If it has not, as a failed test leaves it, it shows where it is, and is ended.
 
     Args:
-        command: the module's name, and its arguments.
+        arguments: of Python.
         env: added to the environment.
+        streams: what `stdin`, `stdout` and `stderr` are, where they are not the test's own.
     """
     with Popen(
-        [sys.executable, "-X", "faulthandler", "-m", *command],
+        [sys.executable, "-X", "faulthandler", *arguments],
         env=os.environ | dict(env or {}),
-        stderr=subprocess.PIPE,
         text=True,
+        **streams,  # type: ignore[call-overload]
     ) as process:
         try:
             yield process
@@ -111,8 +115,39 @@ def background(*command: str, env: Mapping[str, str] | None = None) -> Iterator[
             if process.poll() is None:
                 process.send_signal(signal.SIGABRT)
                 with suppress(TimeoutExpired):  # a child of it may hold its stderr
-                    print(process.communicate(timeout=1)[1], file=sys.stderr)
+                    print(process.communicate(timeout=1)[1] or "", file=sys.stderr)
+                process.kill()
             raise
+
+
+@contextmanager
+def background(
+    *command: str, env: Mapping[str, str] | None = None, **streams: int
+) -> Iterator[Popen[str]]:
+    """A module of this project, as `python` says; its stderr is a pipe.
+
+    Args:
+        command: the module's name, and its arguments.
+    """
+    streams = {"stderr": subprocess.PIPE} | streams
+    with python("-W", "error", "-m", *command, env=env, **streams) as process:
+        yield process
+
+
+@contextmanager
+def reading(fifo: Path) -> Iterator[IO[str]]:
+    """A FIFO, as soon as somebody has written to it. To open it would wait for ever for one who
+    has ended before."""
+    with open(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)) as file:
+        wait_for_input(file)
+        os.set_blocking(file.fileno(), True)
+        yield file
+
+
+def wait_for_input(file: IO[str]) -> None:
+    """Wait until there is something to read, be it the end."""
+    ready, _, _ = select.select([file], [], [], PATIENCE_S)
+    assert ready, "nothing came"
 
 
 def wait_until(condition: Callable[[], object]) -> None:
