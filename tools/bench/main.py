@@ -19,7 +19,8 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from ipc.errors import IpcError
-from runtime_cache import __version__, log
+from ipc.version import __version__, add_version
+from runtime_cache import log
 from runtime_cache.config import LogConfig
 from runtime_cache.errors import RuntimeCacheError
 from tools.bench import (
@@ -87,6 +88,7 @@ def new_parser() -> argparse.ArgumentParser:
         "the last line, one JSON object.",
         epilog="example: rtcache-bench ttft --bundle .models/smollm2 --runs 5",
     )
+    add_version(parser)
     names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, benchmark in BENCHMARKS.items():
         doc = benchmark.__doc__ or ""
