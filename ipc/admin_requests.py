@@ -86,7 +86,8 @@ class Show(Request, frozen=True, kw_only=True, tag="show"):
 class Evict(Request, frozen=True, kw_only=True, tag="evict"):
     """Admin: drop cached blocks; answered by `evicted`.
 
-    What a live request holds, or what is kept (registered, pinned, leased), stays.
+    What a live request holds, or what is kept (registered, pinned, leased), stays. What is next to
+    be evicted first is so of all tenants together, unless one is named.
 
     Attributes:
         max_blocks: so many blocks at the most, next to be evicted first [1 to 2³¹−1].

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 
+from runtime_cache.cache.eviction import Rank
 from runtime_cache.cache.listing import end_of, entry_of, holds_of_keeps
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.prefix_index import PrefixNode
@@ -160,6 +162,24 @@ class EvictionPlan:
     def result(self) -> Evicted:
         """What was, or would be, evicted and not."""
         return Evicted(len(self.nodes), self.num_in_use, self.num_kept)
+
+
+def next_of_all(caches: Sequence[CacheManager], max_blocks: int) -> list[int]:
+    """How many of each cache's blocks are among those that go next, as if all were one cache.
+
+    That is by rank (`eviction`), and in one rank by when they were last used.
+    """
+    if sum(cache.num_evictable for cache in caches) <= max_blocks:
+        return [cache.num_evictable for cache in caches]
+    queues = (zip(cache.index.parked, repeat(number)) for number, cache in enumerate(caches))
+    counts = Counter(number for _, number in islice(heapq.merge(*queues, key=_turn), max_blocks))
+    return [counts[number] for number in range(len(caches))]
+
+
+def _turn(parked: tuple[PrefixNode, int]) -> tuple[Rank, float]:
+    node, _ = parked
+    assert node.rank is not None  # as it is parked
+    return node.rank, node.last_used_s
 
 
 def plan_blocks(cache: CacheManager, max_blocks: int | None) -> EvictionPlan:

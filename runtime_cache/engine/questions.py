@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain, islice
 
 from runtime_cache.cache import desk, verification
 from runtime_cache.cache.block_table import BlockTable
@@ -111,14 +111,25 @@ def _show(cache: CacheManager, question: ShowAsked) -> ShownEntry:
 
 def _evict(caches: Caches, question: EvictAsked) -> Evicted:
     num_evicted = num_in_use = num_kept = 0
-    for cache in _to_evict_from(caches, question):
-        left = None if question.max_blocks is None else question.max_blocks - num_evicted
-        plan = _plan(cache, question, left)
+    asked = _to_evict_from(caches, question)
+    for cache, share in zip(asked, _shares(asked, question), strict=True):
+        plan = _plan(cache, question, None if share is None else share - num_evicted)
         evicted = plan.result if question.is_dry_run else plan.carry_out(cache)
         num_evicted += evicted.num_evicted
         num_in_use += evicted.num_in_use
         num_kept += evicted.num_kept
     return Evicted(num_evicted, num_in_use, num_kept)
+
+
+def _shares(asked: Sequence[CacheManager], question: EvictAsked) -> Iterable[int | None]:
+    """How many blocks may have gone behind each cache; None for all that may go.
+
+    What is old goes all the same, whosever it is; else what goes next goes first.
+    """
+    most, ages = question.max_blocks, (question.used_until_s, question.created_until_s)
+    if most is None or question.digest is not None or ages != (None, None):
+        return [most] * len(asked)
+    return accumulate(desk.next_of_all(asked, most))
 
 
 def _to_evict_from(caches: Caches, question: EvictAsked) -> list[CacheManager]:

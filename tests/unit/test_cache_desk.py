@@ -368,6 +368,30 @@ def test_old_blocks_that_stay_are_told_apart(make_cache: MakeCache) -> None:
     assert desk.plan_entry(cache, digests_of(range(4))[0]).result == (2, 0, 1)
 
 
+def test_what_goes_next_of_several_caches(make_cache: MakeCache) -> None:
+    one, other, empty = caches = [make_cache(16), make_cache(16), make_cache(4)]
+    for cache, now_s, first, priority in (
+        (one, 0.0, 0, 50),
+        (other, 1.0, 20, 50),
+        (one, 2.0, 40, 50),
+        (other, 3.0, 60, 49),
+    ):
+        cache.now_s = now_s
+        serve(cache, range(first, first + 8), priority=priority)
+    computed(other, range(80, 88))
+    shares = [desk.next_of_all(caches, number) for number in range(10)]
+    assert [share[:2] for share in shares] == [
+        [0, 0],
+        *([0, 1], [0, 2]),  # the lowest priority first, however young
+        *([1, 2], [2, 2]),
+        *([2, 3], [2, 4]),
+        *([3, 4], [4, 4]),
+        [4, 4],
+    ]
+    assert {share[2] for share in shares} == {empty.num_evictable} == {0}
+    assert desk.next_of_all([other], 3) == [3]
+
+
 def test_no_more_than_so_many_of_what_is_old(make_cache: MakeCache) -> None:
     cache = make_cache(16)
     serve(cache, range(12))

@@ -144,6 +144,22 @@ def test_operators_may_evict_from_all_tenants_together() -> None:
     assert rig.evict(idle_s=0.0) == ReportEvicted(Evicted(2, 0, 0))
 
 
+def test_what_was_used_least_recently_goes_first_whosever_it_is() -> None:
+    rig = two()
+    for now_s, tenant, first in ((1.0, A, 0), (2.0, B, 0), (3.0, A, 20), (4.0, B, 20)):
+        rig.now_s = now_s
+        rig.arrive(range(first, first + 9), max_tokens=1, tenant=tenant)
+        rig.run()
+
+    def left() -> list[int]:
+        return [cache.num_evictable for cache in rig.caches.values()]
+
+    assert left() == [6, 6]
+    for number, expected in ((2, [4, 6]), (3, [3, 4]), (3, [1, 3]), (9, [0, 0])):
+        rig.evict(number)
+        assert left() == expected
+
+
 @pytest.mark.parametrize("digest", ["", "ff" * 32])
 def test_a_digest_of_several_tenants_or_none_is_refused(digest: str) -> None:
     rig = two()

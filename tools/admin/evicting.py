@@ -31,7 +31,8 @@ class Evict:
     Blocks of running requests (in use) and of registered, pinned and leased
     prefixes (kept) stay; the command says how many. A prefix is named by its
     digest or the beginning of it, and goes with all that goes on from it; what
-    it shares with other prefixes stays. With --tenant alone all of that
+    it shares with other prefixes stays. --lru and --bytes take all tenants for
+    one cache, unless --tenant names one; with --tenant alone all of that
     tenant's blocks go. With --dry-run nothing goes, and the figures and the
     exit code are those of the real run. Exit code 4: something that was asked
     for stayed, or nothing was there to go.
