@@ -45,7 +45,7 @@ def wait_for_lost_leases(admin: Client) -> None:
 
 
 @pytest.mark.long
-def test_a_program_that_hangs_loses_its_requests(null_bundle: Path) -> None:
+def test_a_program_that_hangs_loses_its_requests(null_bundle: Path, slow_steps: None) -> None:
     with DaemonProcess(null_bundle, "sim:0") as daemon, Client(daemon.admin_endpoint) as admin:
         program = begin(daemon.endpoint)
         program.send_signal(signal.SIGSTOP)

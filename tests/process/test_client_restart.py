@@ -92,7 +92,7 @@ def begin(endpoint: str) -> subprocess.Popen[str]:
 
 
 def test_a_kill_ends_what_it_must_and_the_same_clients_go_on(
-    null_bundle: Path, tmp_path: Path
+    null_bundle: Path, tmp_path: Path, slow_steps: None
 ) -> None:
     endpoint = f"ipc://{tmp_path}/s"
     requester = Requester(endpoint)

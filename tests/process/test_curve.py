@@ -193,8 +193,10 @@ def test_another_role_or_tenant_is_another_key(daemon: DaemonProcess, folder: Ke
         assert bob.ask(type="stats", id="2")["type"] == "stats"
 
 
-def test_quotas(daemon: DaemonProcess, folder: KeyFolder) -> None:
+def test_quotas(null_bundle: Path, folder: KeyFolder, slow_steps: None) -> None:
+    own = {"ipc_admin_endpoint": f"ipc://{folder.directory}/q"}
     with (
+        keyed_daemon(null_bundle, folder, **own) as daemon,
         CurveSocket(daemon.endpoint, folder.curve("alice-2")) as first,
         CurveSocket(daemon.endpoint, folder.curve("alice-2")) as second,
         Client(daemon.endpoint, curve=folder.curve("alice-1")) as other,
@@ -208,8 +210,8 @@ def test_quotas(daemon: DaemonProcess, folder: KeyFolder) -> None:
         assert second.ask(type="ping", id="p")["type"] == "pong"
         assert first.ask(type="cancel", id="c", target="g")["type"] in ("ok", "done")
         first.receive()
-        # 300 tokens a minute, of which the next takes 400.
-        second.ask(type="generate", id="i", prompt=PROMPT, max_tokens=190, ignore_eos=True)
+        # 300 tokens a minute, of which the next takes 421.
+        second.ask(type="generate", id="i", prompt=2 * PROMPT, max_tokens=1, ignore_eos=True)
         spent = second.ask(type="generate", id="j", prompt="x")
         assert spent["code"] == "quota"
         assert "300 tokens a minute" in spent["message"]

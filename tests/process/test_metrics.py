@@ -351,7 +351,7 @@ def test_prompts_are_logged_if_that_is_wanted(null_bundle: Path) -> None:
 # -- the life of it -----------------------------------------------------------------------------
 
 
-def test_draining_is_seen_from_outside(null_bundle: Path) -> None:
+def test_draining_is_seen_from_outside(null_bundle: Path, slow_steps: None) -> None:
     with (
         DaemonProcess(null_bundle, "sim:0", metrics_listen="127.0.0.1:0") as daemon,
         RawClient(daemon.endpoint) as client,

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from ipc.sync_client import Client
-from tests.support.rtcached import PATIENCE_S, RawClient, run
+from tests.support.rtcached import PATIENCE_S, RawClient, background, run, wait_for_input
 from tools.daemon_process import DaemonProcess
 
 LONG = {"type": "generate", "prompt": "x", "temperature": 0, "ignore_eos": True}
 
 
-def begin_long_answer(client: RawClient, max_tokens: int = 1500) -> None:
-    """Ask for an answer that takes about a second; returns when it is being written."""
+def begin_long_answer(client: RawClient, max_tokens: int = 100) -> None:
+    """Ask for an answer that takes a second at 10 ms a step; returns when it is being written."""
     client.send(id="long", max_tokens=max_tokens, **LONG)
     assert client.receive()["type"] == "tokens"
 
@@ -45,7 +45,9 @@ def test_ready_serve_stop(null_bundle: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_running_answers_end_before_the_daemon_does(null_bundle: Path, number: signal.Signals):
+def test_running_answers_end_before_the_daemon_does(
+    null_bundle: Path, slow_steps: None, number: signal.Signals
+):
     with (
         DaemonProcess(null_bundle, "sim:0") as daemon,
         RawClient(daemon.endpoint) as client,
@@ -61,12 +63,12 @@ def test_running_answers_end_before_the_daemon_does(null_bundle: Path, number: s
         done = client.last_reply()
         assert daemon.wait() == 0
         assert (done["type"], done["finish_reason"]) == ("done", "length")
-        assert done["usage"]["completion_tokens"] == 1500
+        assert done["usage"]["completion_tokens"] == 100
         assert client.rest() == []
         assert daemon.wait_for("drained")["cancelled"] == 0
 
 
-def test_without_drain_time_answers_are_cancelled(null_bundle: Path):
+def test_without_drain_time_answers_are_cancelled(null_bundle: Path, slow_steps: None):
     with (
         DaemonProcess(null_bundle, "sim:0", ipc_drain_timeout_s="0") as daemon,
         RawClient(daemon.endpoint) as client,
@@ -93,7 +95,7 @@ def test_a_text_that_is_still_being_read_gets_its_last_message(null_bundle: Path
 
 
 def test_a_second_signal_ends_it_at_once_and_the_next_daemon_takes_over(
-    null_bundle: Path, tmp_path: Path
+    null_bundle: Path, tmp_path: Path, slow_steps: None
 ):
     endpoint = f"ipc://{tmp_path}/s"
     with (
@@ -125,12 +127,11 @@ def test_a_killed_daemons_socket_is_taken_over(null_bundle: Path, tmp_path: Path
 def test_nobody_reads_its_log_any_more(null_bundle: Path, tmp_path: Path):
     endpoint = f"ipc://{tmp_path}/s"
     flags = ("--model-bundle", str(null_bundle), "--device", "sim:0", "--ipc-endpoint", endpoint)
-    with subprocess.Popen(
-        [sys.executable, "-m", "runtime_cache.daemon", *flags], stderr=subprocess.PIPE
-    ) as process:
+    with background("runtime_cache.daemon", *flags) as process:
         assert process.stderr is not None
-        while b'"ready"' not in process.stderr.readline():
-            assert process.poll() is None
+        wait_for_input(process.stderr)
+        while '"ready"' not in (line := process.stderr.readline()):
+            assert line, "it has ended"
         process.stderr.close()
         with RawClient(endpoint) as client:
             assert client.ask(type="nonsense", id="n")["code"] == "unknown_type"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,13 @@ from typing import Any
 import pytest
 
 from ipc.sync_client import Client
-from tests.support.rtcached import RawClient, wait_until, wait_until_idle
+from tests.support.rtcached import (
+    RawClient,
+    python,
+    wait_for_input,
+    wait_until,
+    wait_until_idle,
+)
 from tools.daemon_process import DaemonProcess
 
 #: A REQ client that waits for one message that takes long.
@@ -59,29 +63,23 @@ def generate(client: RawClient, message_id: str, max_tokens: int, **fields: Any)
     )
 
 
-def test_a_client_that_is_killed_while_it_waits(daemon: DaemonProcess, admin: Client) -> None:
-    before = num_cancelled(admin, "client_gone")
-    command = [sys.executable, "-c", _WAITING, daemon.endpoint]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
-        assert waiting.stdout is not None
-        assert waiting.stdout.readline() == "asked\n"
-        wait_until(lambda: admin.stats()["engine"]["num_running"])
-        waiting.send_signal(signal.SIGKILL)
-    wait_until(lambda: num_cancelled(admin, "client_gone") == before + 1)
-    wait_until_idle(admin)
-    assert admin.stats()["pool"]["live_blocks"] == 0
-
-
 @pytest.fixture
-def slow_daemon(
-    null_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[DaemonProcess]:
-    """Its steps take 10 ms, however fast this machine is."""
-    slow = {"function": "acl.mdl.execute_async", "when": "run", "delay_ms": 10, "every": 1}
-    (tmp_path / "faults.json").write_text(json.dumps({"faults": [slow]}))
-    monkeypatch.setenv("RTCACHE_ACLSIM_FAULTS", str(tmp_path / "faults.json"))
+def slow_daemon(null_bundle: Path, slow_steps: None) -> Iterator[DaemonProcess]:
     with DaemonProcess(null_bundle, "sim:0") as daemon:
         yield daemon
+
+
+def test_a_client_that_is_killed_while_it_waits(slow_daemon: DaemonProcess) -> None:
+    with Client(slow_daemon.admin_endpoint) as admin:
+        with python("-c", _WAITING, slow_daemon.endpoint, stdout=subprocess.PIPE) as waiting:
+            assert waiting.stdout is not None
+            wait_for_input(waiting.stdout)
+            assert waiting.stdout.readline() == "asked\n"
+            wait_until(lambda: admin.stats()["engine"]["num_running"])
+            waiting.send_signal(signal.SIGKILL)
+        wait_until(lambda: num_cancelled(admin, "client_gone") == 1)
+        wait_until_idle(admin)
+        assert admin.stats()["pool"]["live_blocks"] == 0
 
 
 def test_a_client_that_falls_silent(slow_daemon: DaemonProcess) -> None:
