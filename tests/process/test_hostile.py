@@ -431,16 +431,18 @@ def test_extreme_sampling_costs_the_neighbour_nothing(
 
 
 def test_the_same_id_twice(client: RawClient):
-    client.send(id="t", prompt="x", max_tokens=50, stream=False, **GREEDY)
+    client.send(id="t", prompt="x", max_tokens=4000, stream=False, **GREEDY)
     client.send(id="t", prompt="y", max_tokens=50, stream=False, **GREEDY)
     assert client.receive()["code"] == "duplicate_id"
-    assert client.receive()["usage"]["completion_tokens"] == 50
+    client.send(type="cancel", id="c", target="t")
+    replies = {(reply := client.receive())["id"]: reply for _ in range(2)}
+    assert replies["t"]["finish_reason"] == "cancelled"  # the first goes on until then
     assert client.ask(id="t", prompt="x", max_tokens=1, **GREEDY)["type"] == "done"
 
 
 def test_a_storm_of_cancels(client: RawClient):
     for number in range(200):
-        client.send(id=f"s{number}", prompt=f"{number}" * 30, max_tokens=1000, **GREEDY)
+        client.send(id=f"s{number}", prompt=f"{number}" * 30, max_tokens=3900, **GREEDY)
         client.send(type="cancel", id=f"c{number}", target=f"s{number}")
         client.send(type="cancel", id=f"n{number}", target="nothing")
     finals: Counter[str] = Counter()
@@ -456,7 +458,7 @@ def test_a_storm_of_cancels(client: RawClient):
 
 
 def test_a_cancel_while_the_text_is_still_being_read(client: RawClient):
-    client.send(id="long", prompt="x" * 300_000, **GREEDY)
+    client.send(id="long", prompt="x" * 1_500_000, **GREEDY)  # takes a second
     client.send(type="cancel", id="c", target="long")
     done, ok = client.receive(), client.receive()
     assert (done["id"], done["finish_reason"], ok["type"]) == ("long", "cancelled", "ok")
@@ -493,8 +495,10 @@ def test_who_takes_the_name_of_a_client_that_has_gone_reads_nothing_of_its_answe
         with RawClient(daemon.endpoint, name=b"mine") as second:
             second.send(type="ping", id="p")
             wait_until(lambda: num_gone() > before)
-            is_heard = bool(second.socket.poll(200))
-            assert [reply["id"] for reply in second.rest()] == ["p"] * is_heard
+            second.socket.poll(200)
+            heard = [reply["id"] for reply in second.rest()]
+            is_heard = bool(heard)
+            assert heard == ["p"] * is_heard
 
 
 def test_clients_that_ask_and_never_read(daemon: DaemonProcess, admin: Client):

@@ -38,7 +38,7 @@ def test_a_conversation_that_hangs_the_template_hangs_nothing_else(daemon: Daemo
         assert client.receive()["usage"]["prompt_tokens"] == 5
         chat(client, "bad", "hang")
         # Answered while the template is at work, or the bad one's reply would be here first.
-        for number in range(20):
+        for number in range(5):
             assert client.ask(type="ping", id=f"p{number}")["id"] == f"p{number}"
             assert other.ask(type="generate", id="g", prompt="x", max_tokens=1)["type"] == "done"
         chat(other, "later", "Hello")

@@ -141,11 +141,14 @@ def test_signals_in_the_middle_of_answers(null_bundle: Path, directory: Path):
     """
 
     async def scene(lives: Lives, load: Load) -> None:
-        for _ in range(3):
+        def num_reloaded() -> int:
+            return [event.get("event") for event in lives.daemon.events].count("reloaded")
+
+        for number in range(1, 4):
             await load.pieces(20)
             lives.daemon.process.send_signal(signal.SIGHUP)
+            await asyncio.to_thread(wait_until, lambda wanted=number: num_reloaded() == wanted)
             await load.answers(2 * NUM_CLIENTS)
-        assert [event.get("event") for event in lives.daemon.events].count("reloaded") == 3
         assert load.ends == {}
         await load.pieces(20)
         await asyncio.to_thread(lives.end)

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -101,8 +102,10 @@ class Launched:
         self.process.wait(PATIENCE_S)
 
     def _wait_until_it_answers(self) -> None:
+        give_up_s = time.monotonic() + PATIENCE_S
         with Client(self.endpoint, timeout_s=1) as client:
             while self.process.poll() is None:
+                assert time.monotonic() < give_up_s, "rtcached does not answer"
                 try:
                     client.ping()
                 except IpcError:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
 
 import zmq
 
@@ -58,13 +59,21 @@ def stream_from(endpoint: str, plan: Plan, meanwhile: Callable[[], None]) -> Cou
     """
     spawn = multiprocessing.get_context("spawn")
     share = plan.num_clients // plan.num_processes
-    with ProcessPoolExecutor(plan.num_processes, mp_context=spawn) as pool:
+    start = (spawn.Barrier(plan.num_processes),)
+    with ProcessPoolExecutor(
+        plan.num_processes, mp_context=spawn, initializer=_begin_together, initargs=start
+    ) as pool:
         running: list[Future[Count]] = [
             pool.submit(_run, endpoint, plan, share, number) for number in range(plan.num_processes)
         ]
         while not all(clients.done() for clients in running):
             meanwhile()
         return sum((clients.result() for clients in running), Count(0, 0))
+
+
+def _begin_together(start: Barrier) -> None:
+    """No process takes anything up before all have started, which takes one longer than another."""
+    start.wait(PATIENCE_S)
 
 
 def _run(endpoint: str, plan: Plan, num_clients: int, number: int) -> Count:
