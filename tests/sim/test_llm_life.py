@@ -40,6 +40,9 @@ from tests.support.embedded import (
 )
 from tests.support.served import random_prompt
 
+#: Longer than anything here takes; only a test that fails reaches it [seconds].
+PATIENCE_S = 20
+
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -60,7 +63,7 @@ class Gate:
 
     def run(self, executor: Executor, batch: Any) -> Any:
         self.reached.set()
-        self.may_go.wait()
+        self.may_go.wait(PATIENCE_S)  # a test that failed closes its model before it says so
         return self._run(executor, batch)
 
 
@@ -140,7 +143,7 @@ def test_closing_ends_what_others_wait_for(
 ) -> None:
     with opened_llm(bundle) as llm:
         answer = elsewhere(llm.generate, "a", ignore_eos=True)
-        gate.reached.wait()
+        assert gate.reached.wait(PATIENCE_S)
         llm._host.ask_to_close()
         gate.may_go.set()
         assert answer.result().finish_reason == "shutdown"
@@ -221,8 +224,8 @@ def interrupt_when(event: threading.Event) -> None:
     """Ctrl-C for the main thread, once the event has come."""
 
     def wait() -> None:
-        event.wait()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if event.wait(PATIENCE_S):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=wait).start()
 
@@ -247,7 +250,7 @@ def test_an_interrupt_while_it_opens(bundle: Path, monkeypatch: pytest.MonkeyPat
 
     def slowly(*args: Any, **kwargs: Any) -> Executor:
         reached.set()
-        may_go.wait()
+        may_go.wait(PATIENCE_S)
         return open_executor(*args, **kwargs)
 
     monkeypatch.setattr(Executor, "open", slowly)
@@ -287,7 +290,7 @@ def test_a_stream_that_another_thread_gives_up_ends(
     with opened_llm(bundle) as llm:
         stream = llm.stream("a", ignore_eos=True)
         reading = elsewhere(list, stream)
-        gate.reached.wait()
+        assert gate.reached.wait(PATIENCE_S)
         stream.cancel()
         assert reading.result(timeout=60) == []
         gate.may_go.set()
@@ -388,7 +391,7 @@ def test_an_engine_that_does_not_drain(
     with fresh_device():
         llm = open_llm(bundle)
         answer = elsewhere(llm.generate, "a", ignore_eos=True)
-        gate.reached.wait()
+        assert gate.reached.wait(PATIENCE_S)
         llm._host.ask_to_close()
         gate.may_go.set()
         with pytest.raises(ZeroDivisionError):
