@@ -14,12 +14,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
+_STACKS_TIMEOUT_S = 5.0
 
 
 class DaemonFailed(Exception):
@@ -84,11 +86,13 @@ class DaemonProcess:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if exc is None:
-            self.stop()
-        else:
-            self.kill()
-        self._directory.cleanup()
+        try:
+            if exc is None:
+                self.stop()
+            else:
+                self.kill()
+        finally:
+            self._directory.cleanup()
 
     def wait_for(self, name: str, timeout_s: float = STOP_TIMEOUT_S) -> dict[str, Any]:
         """Wait until it has logged the event; returns it.
@@ -123,15 +127,32 @@ class DaemonProcess:
         self.wait()
 
     def wait(self) -> int:
-        """Wait until it has ended and its log is read; returns the exit code."""
-        code = self.process.wait(STOP_TIMEOUT_S)
-        self._reader.join()
+        """Wait until it has ended and its log is read; returns the exit code.
+
+        Raises:
+            DaemonFailed: it did not end in time; it was killed. The stacks of its threads are at
+                the end of its log.
+        """
+        try:
+            code = self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._end_with_stacks()
+            raise DaemonFailed(f"rtcached did not end:\n{self.log_text(200)}") from None
+        self._reader.join(STOP_TIMEOUT_S)  # a child that outlives it may hold its stderr
         return code
 
-    def log_text(self) -> str:
+    def log_text(self, num_lines: int = 20) -> str:
         """The end of its log, for people."""
-        lines = (event.get("text") or json.dumps(event) for event in self.events[-20:])
+        lines = (event.get("text") or json.dumps(event) for event in self.events[-num_lines:])
         return "\n".join(lines)
+
+    def _end_with_stacks(self) -> None:
+        self.process.send_signal(signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_STACKS_TIMEOUT_S)
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(_STACKS_TIMEOUT_S)
 
     def _follow_log(self) -> None:
         if self.process.stderr is None:

@@ -16,7 +16,8 @@ from om_models.plan import ConvertOptions
 from tests.support import scrape
 from tests.support.coded_model import answer, make_coded_bundle
 from tests.support.rtcached import PATIENCE_S, RawClient, wait_until_idle
-from tools.daemon_process import DaemonProcess
+from tools import daemon_process
+from tools.daemon_process import DaemonFailed, DaemonProcess
 
 EXECUTE = "acl.mdl.execute_async"
 #: 12 blocks of 16 tokens, the null block being one; contexts of 64.
@@ -117,6 +118,24 @@ def test_a_hang_beyond_its_limit_ends_the_daemon(bundle: Path, script: Script):
         assert client.rest() == []
         broken = daemon.wait_for("engine_broken")
         assert broken["error"].endswith("work on the device does not end")
+
+
+def test_who_waits_for_a_daemon_in_vain_is_shown_where_it_is(
+    bundle: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+):
+    """What a test says of a daemon that does not end, and that it does not outlive the test."""
+    script(function=EXECUTE, when="call", call=WARM_UP + 1, hang_ms=NEVER_MS)
+    with serve(bundle) as daemon:
+        with RawClient(daemon.endpoint) as client:
+            ask(client, "hangs")
+            assert client.ask(type="ping", id="p")["type"] == "pong"
+        daemon.process.send_signal(signal.SIGTERM)
+        monkeypatch.setattr(daemon_process, "STOP_TIMEOUT_S", 0.5)
+        with pytest.raises(DaemonFailed, match="did not end:") as caught:
+            daemon.wait()
+        assert "executor.py" in str(caught.value)  # the stacks of its threads
+        assert daemon.process.returncode == -signal.SIGABRT
+        daemon.process.returncode = 0  # as wanted here
 
 
 def test_a_hang_that_ends_is_noticed_by_its_time_alone(bundle: Path, script: Script):
