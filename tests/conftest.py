@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import io
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,9 @@ import pytest
 import uvloop
 from rich.console import Console
 
+from ipc.endpoint import MAX_IPC_PATH_BYTES
+from om_models.atc import check_paths
+from runtime_cache.errors import ConversionError
 from tools.demo import ensure_bundle
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,15 +40,42 @@ _OF_THE_CALLER = (
     *("PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONIOENCODING", "LANGUAGE", "BASH_ENV"),
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "JOURNAL_STREAM"),
 )
+#: In a test's own directory, whose name pytest cuts.
+_LONGEST_SOCKET = f"/{'x' * 30}0/s.admin"
 #: What is meant for the tests themselves.
 _OURS = {"RTCACHE_CLIENTS", "RTCACHE_SOAK_SEED"}
 
 
-def pytest_configure() -> None:
-    """What the one who runs the tests ignores (`nohup`, `&`), their children would ignore too."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Nothing that whoever runs the tests has chosen may make them fail: what cannot be mended is
+    said at once."""
+    _check_temporary_directory(config)
+    # What they ignore (`nohup`, `&`), the commands under test would ignore too.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, _nothing)  # a handler; at exec it becomes the default
+
+
+def _check_temporary_directory(config: pytest.Config) -> None:
+    """Sockets lie in it, and ATC's output."""
+    given = config.getoption("basetemp")
+    root = Path(given or os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir()).resolve()
+    try:
+        check_paths("ascend", root)
+    except ConversionError as error:
+        raise pytest.UsageError(f"temporary directory: {error}") from None
+    below = "" if given else f"/pytest-of-{_user()}/pytest-1000"
+    if len(os.fsencode(f"{root}{below}{_LONGEST_SOCKET}")) > MAX_IPC_PATH_BYTES:
+        sentence = f"{root} is too long for the sockets in it: set TMPDIR, or give --basetemp"
+        raise pytest.UsageError(f"temporary directory: {sentence}")
+
+
+def _user() -> str:
+    """As pytest names its directory."""
+    try:
+        return getpass.getuser()
+    except (ImportError, OSError, KeyError):
+        return "unknown"
 
 
 def _nothing(*_: object) -> None:

@@ -25,7 +25,7 @@ class ServiceManager:
         """Args:
         directory: for the socket file; None for an abstract name.
         """
-        name = f"notify-{secrets.token_hex(4)}"
+        name = f"n{secrets.token_hex(3)}"  # short: of the file's path the system takes 107 bytes
         self.address = f"@{name}" if directory is None else f"{directory}/{name}"
         self.heard: list[Message] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
