@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,3 +49,12 @@ def is_running(process_id: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def open_below(directory: Path) -> list[str]:
+    """What this process has open in a directory."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the look itself
+            found.append(os.readlink(link))
+    return [path for path in found if Path(path).is_relative_to(directory.resolve())]

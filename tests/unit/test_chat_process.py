@@ -105,21 +105,23 @@ def test_a_template_that_is_worked_out_when_it_is_compiled(constant: str) -> Non
 
 def test_after_a_hostile_conversation_the_next_is_as_good_as_any() -> None:
     source = "{% if messages[0].content == 'hang' %}" + HOSTILE["loops in loops"] + "{% endif %}ok"
-    with closing(ChatProcess(source, limit_s=SHORT_S)) as template:
+    # In this time the good ones are to be read, on a busy machine too.
+    with closing(ChatProcess(source, limit_s=1.0)) as template:
         assert template.render([USER]) == "ok"
-        with pytest.raises(ChatTemplateError, match=r"longer than 0\.3 s, and was stopped"):
+        with pytest.raises(ChatTemplateError, match=r"longer than 1 s, and was stopped"):
             template.render([{"role": "user", "content": "hang"}])
         assert template.render([USER]) == "ok"
 
 
-def test_a_child_that_was_killed_is_replaced(plain: ChatProcess) -> None:
-    assert plain.render([USER]) == "user:Hi;"
-    before = children()
-    for pid in before:
+def test_a_child_that_was_killed_is_replaced() -> None:
+    with closing(ChatProcess(PLAIN)) as template:
+        before = children()
+        assert template.render([USER]) == "user:Hi;"
+        (pid,) = children() - before
         os.kill(pid, signal.SIGKILL)
-    with pytest.raises(ChatTemplateError, match=r"ended its process \(code -9\)"):
-        plain.render([USER])
-    assert plain.render([USER]) == "user:Hi;"
+        with pytest.raises(ChatTemplateError, match=r"ended its process \(code -9\)"):
+            template.render([USER])
+        assert template.render([USER]) == "user:Hi;"
 
 
 def test_nothing_is_left_of_a_closed_one() -> None:

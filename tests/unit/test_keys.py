@@ -12,6 +12,7 @@ from ipc.auth import Principal, domain_of, may_use
 from runtime_cache.errors import ConfigError
 from runtime_cache.keys import Key, Keyring, read_keys
 from runtime_cache.quota import Quota
+from tests.support.process_state import open_below
 
 A, B = (zmq.curve_keypair()[0].decode() for _ in range(2))
 WHOLE = f"""
@@ -116,10 +117,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, kind: str, sentence: str) ->
         path.mkdir()
     elif kind == "latin-1":
         path.write_bytes(b"# \xe9")
-    num_open = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match=sentence):
         read_keys(str(path), ())
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert open_below(tmp_path) == []
 
 
 @pytest.mark.parametrize(

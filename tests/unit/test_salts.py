@@ -10,6 +10,7 @@ import pytest
 
 from runtime_cache.ids import TenantName
 from runtime_cache.salts import load_salts, state_directory
+from tests.support.process_state import open_below
 
 ALICE, BOB = TenantName("alice"), TenantName("bob")
 
@@ -29,9 +30,8 @@ def test_salts_are_kept(tmp_path: Path) -> None:
 
 
 def test_no_file_stays_open(tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
     load_salts(str(tmp_path / "state"), [ALICE, BOB])
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert open_below(tmp_path) == []
 
 
 def test_without_a_directory_they_are_new_each_time() -> None:

@@ -239,7 +239,7 @@ async def test_what_nobody_waits_for_is_not_tokenised() -> None:
     desk = HeldDesk()
     desk.say(Generate(ID, prompt=LONG))
     desk.say(Generate(OTHER, prompt=LONG))
-    await asyncio.sleep(0)  # the first is at work now, the second waits behind it
+    await desk.until_reading(1)  # the second waits behind it
     desk.service.on_client_gone(ALICE)
     await desk.settle()
     await desk.service.close()
