@@ -61,8 +61,8 @@ def test_an_empty_list_is_one(tmp_path: Path) -> None:
     ("old", "new", "sentence"),
     [
         ('name = "ops"', 'name = "front"', "the name 'front' is given to 2 keys"),
-        (B, A, "2 names have the same public key"),
-        (A, A[:-1], "front: public_key is not 40 characters of Z85"),
+        pytest.param(B, A, "2 names have the same public key", id="same key"),
+        pytest.param(A, A[:-1], "front: public_key is not 40 characters of Z85", id="short key"),
         ('"alice"', '"alcie"', "front: there is no tenant 'alcie' in the configuration"),
         ('"admin"', '"root"', "Invalid enum value 'root'"),
         ('name = "ops"', 'name = "o ps"', "Expected `str` matching regex"),
