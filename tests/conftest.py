@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import io
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import Callable
@@ -41,7 +42,9 @@ _OF_THE_CALLER = (
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "JOURNAL_STREAM"),
 )
 #: In a test's own directory, whose name pytest cuts.
-_LONGEST_SOCKET = f"/{'x' * 30}0/s.admin"
+_LONGEST_SOCKET = f"/{'x' * 30}0/d/r/s.admin"
+#: For hundreds of clients in one process.
+_MIN_OPEN_FILES = 4096
 #: What is meant for the tests themselves.
 _OURS = {"RTCACHE_CLIENTS", "RTCACHE_SOAK_SEED"}
 
@@ -83,7 +86,12 @@ def _nothing(*_: object) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """The same environment whoever runs the tests: no options, no colours, one language."""
+    """The same environment whoever runs the tests: no options, no colours, one language, and as
+    many files as they need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _MIN_OPEN_FILES:
+        wanted = _MIN_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MIN_OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     for name in list(os.environ):
         if name in _OF_THE_CALLER or (name.startswith("RTCACHE_") and name not in _OURS):
             del os.environ[name]

@@ -45,7 +45,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with room for little."""
     need("mount", "umount")
     need_root()
-    directory = tmp_path / "disk"
+    directory = tmp_path / "d"  # short, as a socket's path has to be
     directory.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)],
@@ -80,7 +80,7 @@ class Place:
     """
 
     def __init__(self, directory: Path, state: Path, log: Path) -> None:
-        self._run = directory / "run"
+        self._run = directory / "r"
         self._run.mkdir()
         self._config = directory / "rtcached.toml"
         self._config.write_text(
