@@ -88,11 +88,12 @@ def cold(sockets: Sockets) -> Sockets:
 
 
 def test_the_same_prompt_is_cold_for_each_and_then_a_hit(cold: Sockets):
-    answers = [cold.generate(name) for name in NAMES]
+    prompt = "Nobody has asked it. " * 10  # not even before it was evicted
+    answers = [cold.generate(name, prompt) for name in NAMES]
     assert [answer["usage"]["cached_tokens"] for answer in answers] == [0, 0, 0]
     # What others have cached does not even change the reason.
     assert [answer["cache"] for answer in answers] == [{"reason": "cold"}] * 3
-    answers = [cold.generate(name) for name in NAMES]
+    answers = [cold.generate(name, prompt) for name in NAMES]
     assert [answer["usage"]["cached_tokens"] for answer in answers] == [209] * 3
     assert [answer["cache"] for answer in answers] == [{"reason": "hit"}] * 3
 
