@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from om_models.null_model import NULL_SPEC
 from runtime_cache.errors import InternalError
-from tests.support.rtcached import run
+from tests.support.rtcached import Ended, run
 from tools.bench import nohit
 from tools.bench.prompts import exact_floor_tokens, shared_prompts
 
@@ -25,12 +26,20 @@ def last_line(out: str) -> dict[str, Any]:
     return found
 
 
+def own_words(ended: Ended) -> list[str]:
+    """What it said to people but for Matplotlib's lines on a cache of its own, which it may not
+    have yet, or nowhere to keep.
+    """
+    foreign = re.compile("matplotlib", re.IGNORECASE)
+    return [line for line in ended.complaint.splitlines() if not foreign.search(line)]
+
+
 def test_ttft(null_bundle: Path, tmp_path: Path):
     sizes = ("--runs", "2", "--shared-tokens", "100", "--own-tokens", "10")
     plot = ("--plot", str(tmp_path / "ttft.svg"))
     ended = run("tools.bench.main", "ttft", "--bundle", str(null_bundle), *sizes, *plot)
     assert "Prefill of 100 + 10 tokens on sim:0" in (tmp_path / "ttft.svg").read_text()
-    assert (ended.code, ended.complaint) == (0, "")
+    assert (ended.code, own_words(ended)) == (0, [])
     result = last_line(ended.out)
     times = {"cold_ttft_ms", "hit_ttft_ms", "device_cold_ms", "device_hit_ms"}
     ratios = {"daemon_ratio", "device_ratio", "kept"}
@@ -47,7 +56,7 @@ def test_workload(tmp_path: Path):
     load = ("--runs", "2", "--at-once", "25", "--connections", "2", "--deterministic")
     plot = ("--plot", str(tmp_path / "workload.svg"))
     ended = run("tools.bench.main", "workload", *sizes, *load, *plot)
-    assert (ended.code, ended.complaint) == (0, "")
+    assert (ended.code, own_words(ended)) == (0, [])
     drawn = (tmp_path / "workload.svg").read_text()
     assert "20 users × 3 prompts of 100 shared + 30 own tokens" in drawn
     result = last_line(ended.out)
