@@ -15,7 +15,7 @@ from tools.daemon_process import DaemonProcess
 MAX_UNSENT_TOKENS = 64
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def daemon(null_bundle: Path) -> Iterator[DaemonProcess]:
     options = {"ipc_max_unsent_tokens": str(MAX_UNSENT_TOKENS)}
     with DaemonProcess(null_bundle, "sim:0", **options) as daemon:
@@ -44,12 +44,15 @@ def test_a_reader_that_pauses_gets_the_same_answer_in_fewer_pieces(daemon: Daemo
         assert len(pieces) == 3
 
 
-def test_a_reader_that_stops_ends_its_answer_and_no_other(daemon: DaemonProcess) -> None:
+def test_a_reader_that_stops_ends_its_answer_and_no_other(
+    slow_steps: None, daemon: DaemonProcess
+) -> None:
+    """Who reads has more than half a second for 64 tokens, so that he is not too slow as well."""
     with Client(daemon.endpoint, window=2) as client, Client(daemon.admin_endpoint) as admin:
         unread = client.generate("x", temperature=0, ignore_eos=True, max_tokens=4000)
-        read = client.generate("y", temperature=0, ignore_eos=True, max_tokens=500).result()
+        read = client.generate("y", temperature=0, ignore_eos=True, max_tokens=100).result()
         wait_until_idle(admin)
         result = unread.result()
-        assert (read.finish_reason, len(read.token_ids)) == ("length", 500)
+        assert (read.finish_reason, len(read.token_ids)) == ("length", 100)
         assert result.finish_reason == "slow_reader"
         assert MAX_UNSENT_TOKENS <= len(result.token_ids) <= MAX_UNSENT_TOKENS + 50
