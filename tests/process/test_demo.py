@@ -23,7 +23,9 @@ def test_the_demo_keeps_its_promises(tmp_path: Path):
         text=True,
         check=False,
     )
-    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stdout + ended.stderr
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), (
+        ended.stdout + ended.stderr
+    )
     out = ended.stdout
     for answer in (
         "The fishing boat Marta was built in 1894.",
