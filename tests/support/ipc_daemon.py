@@ -228,7 +228,7 @@ class DaemonThread:
         self._is_up = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> DaemonThread:
         self._thread.start()
@@ -244,6 +244,7 @@ class DaemonThread:
     ) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the daemon does not end"
 
     def wait_for(self, condition: Callable[[CountingDaemon], object]) -> None:
         """Block until what the daemon has seen makes `condition` true."""
