@@ -33,7 +33,7 @@ lint: setup
 	$(BIN)/python -m mypy
 
 test: lint
-	$(BIN)/python -m pytest -m 'not long and not npu'
+	$(BIN)/python -m pytest -m 'not long and not npu' -n auto --maxprocesses 4 --dist loadfile
 
 test-long: setup
 	$(BIN)/python -m pytest -m 'long and not npu' --timeout 3600

@@ -67,7 +67,7 @@ def _check_temporary_directory(config: pytest.Config) -> None:
         check_paths("ascend", root)
     except ConversionError as error:
         raise pytest.UsageError(f"temporary directory: {error}") from None
-    below = "" if given else f"/pytest-of-{_user()}/pytest-1000"
+    below = "" if given else f"/pytest-of-{_user()}/pytest-1000/popen-gw10"
     if len(os.fsencode(f"{root}{below}{_LONGEST_SOCKET}")) > MAX_IPC_PATH_BYTES:
         sentence = f"{root} is too long for the sockets in it: set TMPDIR, or give --basetemp"
         raise pytest.UsageError(f"temporary directory: {sentence}")
