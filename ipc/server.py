@@ -163,8 +163,8 @@ class Server:
         May be called twice, and after a failed start.
 
         Args:
-            linger_ms: how long all that may take, and replies in libzmq's queues after it; 0: what
-                was sent and is not read yet gets no reply.
+            linger_ms: how long each of that may take, and replies in libzmq's queues after it; 0:
+                what was sent and is not read yet gets no reply.
         """
         if self._claim is not None:
             self._claim.hide()

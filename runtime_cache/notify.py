@@ -18,7 +18,7 @@ from runtime_cache.errors import ConfigError
 
 log = structlog.get_logger(__name__)
 
-#: A manager that does not read for so long misses a message, and nobody waits for it any longer.
+#: A manager that does not read for so long misses a message, and is never waited for again.
 SEND_TIMEOUT_S = 0.5
 _USEC = 1_000_000
 
@@ -101,7 +101,8 @@ class Notifier:
         lines = (f"{name}={' '.join(text.split())}\n" for name, text in fields.items())
         try:
             self._socket.sendto("".join(lines).encode("utf-8", "replace"), self._address)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
+            self._socket.settimeout(0.0)  # the event loop has better things to do
             self._complain("the service manager does not read")
         except OSError as error:
             self._complain(str(error))

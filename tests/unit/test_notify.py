@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,14 +104,17 @@ def test_a_manager_that_has_gone_is_complained_of_once(tmp_path: Path) -> None:
     notifier.close()
 
 
-def test_a_manager_that_does_not_read_keeps_nobody_waiting_for_long(
-    manager: ServiceManager, monkeypatch: pytest.MonkeyPatch
+def test_a_manager_that_does_not_read_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "SEND_TIMEOUT_S", 0.001)
-    notifier = Notifier(manager.address)
-    with capture_logs() as lines:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unread, capture_logs() as lines:
+        unread.bind(str(tmp_path / "n"))
+        notifier = Notifier(str(tmp_path / "n"))
         while not lines:  # until its queue is full
             notifier.alive()
+        assert notifier._socket is not None
+        assert notifier._socket.gettimeout() == 0
         notifier.alive()
     assert [(line["event"], line["error"]) for line in lines] == [
         ("notify_failed", "the service manager does not read")
