@@ -153,9 +153,11 @@ class Stream:
         """Whether everything submitted has happened."""
         return not self._pending
 
-    def pending(self) -> tuple[Task, ...]:
+    def pending(self) -> list[Task]:
         """What was queued and has not happened, in order; the first may be running."""
-        return tuple(self._pending)
+        # No tuple: once it has begun with the deque Python makes room for one, may collect garbage
+        # for that, and so give the thread its turn, which takes from the deque.
+        return list(self._pending)
 
     def submit(
         self,
