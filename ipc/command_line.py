@@ -106,8 +106,8 @@ class Program:
             "--server-key",
             metavar="KEY",
             default=default(os.environ.get("RTCACHE_SERVER_KEY", "")),
-            help="the daemon's public key, or a file with it: over TCP (default: "
-            "$RTCACHE_SERVER_KEY)",
+            help="the daemon's public key, or a file with it: over TCP; --server-key=KEY if it "
+            "begins with - (default: $RTCACHE_SERVER_KEY)",
         )
         parser.add_argument(
             "--key-file",

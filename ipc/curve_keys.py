@@ -146,6 +146,8 @@ def _write_pair(directory: Path, name: str, targets: tuple[Path, ...]) -> None:
     # secret can be read, and no file of another that is overwritten.
     with tempfile.TemporaryDirectory(prefix=".keys-", dir=directory) as private:
         made = auth.create_certificates(private, name)
+        while _load(made[0])[0].startswith("-"):  # a command line would take it for an option
+            made = auth.create_certificates(private, name)
         for path, target, mode in zip(made, targets, (0o644, 0o600), strict=True):
             os.chmod(path, mode)
             os.link(path, target)

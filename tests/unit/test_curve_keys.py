@@ -69,6 +69,15 @@ def test_nothing_is_overwritten(tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def test_no_public_key_looks_like_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [(b"-" * 40, b"1" * 40), (b"-" + b"2" * 39, b"3" * 40), (b"4" * 40, b"5" * 40)]
+    monkeypatch.setattr(zmq, "curve_keypair", lambda: pairs.pop(0))
+    public_file, _ = make_key_files(tmp_path, "a")
+    assert read_public_key(str(public_file)) == "4" * 40
+
+
 def test_a_directory_that_is_missing(tmp_path: Path) -> None:
     make_key_files(tmp_path / "new", "a")
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
