@@ -10,6 +10,7 @@ daemon unless it is sent again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -100,9 +101,14 @@ class Dealer:
         self._open()
 
     def send(self, payload: bytes) -> None:
-        """Hand a message to libzmq; never waits. Without a socket it is dropped."""
+        """Hand a message to libzmq; never waits.
+
+        It is dropped where nobody can get it: without a socket, and when the daemon has refused the
+        connection, of which there is news then.
+        """
         if self.has_socket:
-            self.socket.send(payload, zmq.NOBLOCK)
+            with suppress(zmq.Again):
+                self.socket.send(payload, zmq.NOBLOCK)
 
     def receive(self) -> bytes | None:
         """The next message, or None if there is none yet. A message is one frame."""

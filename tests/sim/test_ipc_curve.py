@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ import zmq
 from ipc.auth import Curve, Principal
 from ipc.client import Client
 from ipc.curve_keys import CurveKeys, KeyPair
+from ipc.dealer import Dealer
 from ipc.errors import EndpointError, NotWelcome, ServerError
 from ipc.server import Server
 from tests.support.ipc_daemon import LOOPS, CountingDaemon, run_on
@@ -109,6 +111,24 @@ def test_strangers_are_refused_and_the_log_hook_hears_of_it(run: Run, keys: Keys
             assert len(lines) >= 3  # libzmq tries again by itself
             assert not await is_refused(server, keys.of(keys.user))
         assert [client.key for client, _ in daemon.seen] == ["user"]
+
+    run(scene())
+
+
+def wait_until_refused(dealer: Dealer) -> None:
+    """libzmq then has nowhere left to put a message; its news are not read."""
+    while dealer.socket.poll(0, zmq.POLLOUT):
+        pass
+
+
+def test_what_is_sent_behind_a_refusal_ends_with_it(run: Run, keys: Keys) -> None:
+    async def scene() -> None:
+        async with serve(CountingDaemon(), keys) as server:
+            with closing(Dealer(server.endpoint, curve=keys.of(keys.stranger))) as dealer:
+                await asyncio.to_thread(wait_until_refused, dealer)
+                dealer.send(b"nobody gets it")
+                assert not dealer.has_broken()
+                assert dealer.refusal == "its key is not in the daemon's list of keys"
 
     run(scene())
 
