@@ -14,6 +14,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 import uvloop
 from rich.console import Console
 
@@ -103,6 +104,11 @@ def pytest_asyncio_loop_factories(
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every async test runs on both loops, unless its mark names one of them."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_runtest_setup() -> None:
+    """A command that an earlier test ran in this process may have set its log's level."""
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -143,11 +143,7 @@ async def test_a_slow_readers_answer_ends_once_and_without_a_hole(
         await lazy.send(json.dumps(request).encode())
         house.pause_at(is_decode(101))
         await house.paused()
-        # Fill libzmq's queue and the kernel's, so that the answer's own pieces are parked.
-        filler = Tokens(MessageId("filler"), index=0, text="x" * 65_536, token_ids=())
-        while not house.server.num_parked:
-            house.server.send(house.seen[0], filler)
-            await asyncio.sleep(0)
+        await fill(house)
         house.resume()
         await until_unfinished(house, 0)
         answer = [reply async for reply in replies_to(lazy, "g")]
@@ -159,6 +155,21 @@ async def test_a_slow_readers_answer_ends_once_and_without_a_hole(
         assert [reply.index for reply in answer] == expected
         assert done.usage.completion_tokens == sum(counts) + len(done.token_ids) < 28
         await house.check(client)
+
+
+async def fill(house: House) -> None:
+    """Fill the queues of libzmq, of both sides, and the kernel's: what is sent then is parked.
+
+    The other side's may be slow to take what it has room for.
+    """
+    filler = Tokens(MessageId("filler"), index=0, text="x" * 65_536, token_ids=())
+    is_full = False
+    while not is_full:
+        while not house.server.num_parked:
+            house.server.send(house.seen[0], filler)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.2)
+        is_full = house.server.num_parked > 0
 
 
 async def replies_to(client: object, message_id: str) -> AsyncIterator[Tokens | Done]:
