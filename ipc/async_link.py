@@ -41,7 +41,8 @@ class ClientLink:
         """
         self._endpoint = endpoint
         self._beat_s = options.beat_s
-        self._waiters: dict[str, _Waiter] = {}
+        #: By the call's id; one each, unless several tasks read one answer.
+        self._waiters: dict[str, list[_Waiter]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = math.inf
         self._loop = asyncio.get_running_loop()
@@ -91,10 +92,11 @@ class ClientLink:
     def give_up(self, call: Call) -> None:
         """Forget a call, and tell the daemon unless it has ended."""
         self._link.give_up(call)
+        self._wake((call,))
 
     def give_up_all(self) -> None:
         """Forget all calls."""
-        self._link.give_up_all()
+        self._wake(self._link.give_up_all())
 
     def close(self) -> None:
         """End every call with `Closed`, and vanish."""
@@ -109,13 +111,15 @@ class ClientLink:
     async def _until(self, call: Call, end_s: float) -> None:
         """Wait until there may be something to take, but no longer than to `end_s`."""
         waiter = _Waiter(self._loop.create_future(), end_s)
-        self._waiters[call.id] = waiter
+        self._waiters.setdefault(call.id, []).append(waiter)
         if end_s < self._alarm_s:
             self._set_alarm(end_s)
         try:
             await waiter.news
         finally:
-            self._waiters.pop(call.id, None)
+            others = [other for other in self._waiters.pop(call.id, ()) if other is not waiter]
+            if others:
+                self._waiters[call.id] = others
 
     def _set_alarm(self, at_s: float) -> None:
         """One timer for all that wait: most waits end before it, and cost none."""
@@ -129,10 +133,11 @@ class ClientLink:
         self._alarm, self._alarm_s = None, math.inf
         # The loop may ring a clock's tick too early.
         now_s = self._loop.time() + _TICK_S
-        for waiter in self._waiters.values():
+        waiting = [waiter for waiters in self._waiters.values() for waiter in waiters]
+        for waiter in waiting:
             if waiter.end_s <= now_s:
                 waiter.wake()
-        later = [waiter.end_s for waiter in self._waiters.values() if waiter.end_s > now_s]
+        later = [waiter.end_s for waiter in waiting if waiter.end_s > now_s]
         if later:
             self._set_alarm(min(later))
 
@@ -143,8 +148,7 @@ class ClientLink:
 
     def _wake(self, calls: Iterable[Call]) -> None:
         for call in calls:
-            waiter = self._waiters.pop(call.id, None)
-            if waiter is not None:
+            for waiter in self._waiters.pop(call.id, ()):
                 waiter.wake()
 
     def _reconnect(self) -> None:

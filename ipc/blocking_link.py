@@ -46,6 +46,7 @@ class ClientLink:
             on_send=_do_nothing,
         )
         self._turn_s = min(PROBE_S, options.beat_s or PROBE_S)
+        self._is_waiting = False
         self._has_ended = threading.Event()
         if options.beat_s is not None:
             beating = (weakref.ref(self), self._has_ended, options.beat_s)
@@ -53,13 +54,14 @@ class ClientLink:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it can be used no more."""
-        return self._has_ended.is_set()
+        """Whether it can be used no more; in a forked process, not at all."""
+        return self._has_ended.is_set() or self._dealer.is_foreign
 
     def start(
         self, kind: type[AnyRequest], fields: Mapping[str, Any], window: int | None = None
     ) -> Call:
         """Make and send a request; raises what `Session.start` raises, and Closed."""
+        self._check_process()
         with self._lock:
             if self.is_closed:
                 raise Closed("the client is closed")
@@ -67,6 +69,7 @@ class ClientLink:
 
     def take(self, call: Call) -> Any:
         """The next reply to `call` if it has come, else None."""
+        self._check_process()
         with self._lock:
             return self._link.take(call)
 
@@ -89,26 +92,41 @@ class ClientLink:
         """File everything that has come; wait a while, but not longer, for the first of it."""
         turn_s = min(wait_s, self._turn_s)
         with self._lock:
-            if self._poll(turn_s):
-                self._receive()
-            elif turn_s == self._turn_s:
-                self._beat()
+            self._is_waiting = True
+            try:
+                if self._poll(turn_s):
+                    self._receive()
+                elif turn_s == self._turn_s:
+                    self._beat()
+            finally:
+                self._is_waiting = False
+                if self.is_closed:
+                    self.close()
 
     def give_up(self, call: Call) -> None:
         """Forget a call, and tell the daemon unless it has ended."""
-        with self._lock:
-            self._link.give_up(call)
+        if not self._dealer.is_foreign:
+            with self._lock:
+                self._link.give_up(call)
 
     def give_up_all(self) -> None:
         """Forget all calls."""
-        with self._lock:
-            self._link.give_up_all()
+        if not self._dealer.is_foreign:
+            with self._lock:
+                self._link.give_up_all()
 
     def close(self) -> None:
-        """End every call with `Closed`, and vanish; may be called twice."""
+        """End every call with `Closed`, and vanish; may be called twice, from another thread, and
+        from a signal handler.
+        """
         self._has_ended.set()
+        if self._dealer.is_foreign:
+            return
+        self._dealer.wake()
         with self._lock:
-            self._link.close(Closed("the client was closed"))
+            # A signal handler does not take the sockets from the wait that it interrupts.
+            if not self._is_waiting:
+                self._link.close(Closed("the client was closed"))
 
     def beat(self) -> None:
         """Send what must be sent while nobody waits, and keep what has come from piling up."""
@@ -137,6 +155,15 @@ class ClientLink:
         poller.register(self._dealer.socket, zmq.POLLIN)
         poller.register(self._dealer.events, zmq.POLLIN)
         return bool(poller.poll(int(wait_s * 1000) + 1))
+
+    def _check_process(self) -> None:
+        """A lock that was held when the process was forked is never released in the new one.
+
+        Raises:
+            Closed: this is a forked process.
+        """
+        if self._dealer.is_foreign:
+            raise Closed("the client belongs to the process that made it: make one here")
 
 
 def _beat(link: weakref.ref[ClientLink], has_ended: threading.Event, beat_s: float) -> None:

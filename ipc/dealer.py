@@ -9,6 +9,7 @@ daemon unless it is sent again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -36,6 +37,7 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_MONITOR_STOPPED
 )
 
 #: What a refused handshake means, by the event that tells of it.
@@ -98,6 +100,7 @@ class Dealer:
         self._endpoint = endpoint
         self._context = context
         self._curve = curve
+        self._process_id = os.getpid()
         self._open()
 
     def send(self, payload: bytes) -> None:
@@ -120,16 +123,28 @@ class Dealer:
             return None
 
     def has_broken(self) -> bool:
-        """Take libzmq's news; whether a connection that was up has ended."""
-        while self.has_socket and self.events.poll(0):
-            if self._note(self.events.recv_multipart(zmq.NOBLOCK)):
-                return True
-        return False
+        """Take libzmq's news; whether a connection that was up has ended. It stays so until
+        `renew`, since whoever asks may be interrupted.
+        """
+        while self.has_socket and not self._has_broken and self.events.poll(0):
+            self._note(self.events.recv_multipart(zmq.NOBLOCK))
+        return self._has_broken
 
     @property
     def has_socket(self) -> bool:
-        """False once it is closed, and when no new socket could be made."""
-        return not self.socket.closed
+        """False once it is closed, when no new socket could be made, and in a forked process."""
+        return not (self.socket.closed or self.is_foreign)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another process made it: libzmq's threads, and its answers, are left there."""
+        return os.getpid() != self._process_id
+
+    def wake(self) -> None:
+        """Have `events` report that they end; from any thread, and from a signal handler."""
+        if self.has_socket:
+            with suppress(zmq.ZMQError):  # it is being closed, or its context terminated
+                self.socket.disable_monitor()
 
     def renew(self) -> None:
         """Drop all that was not sent or received yet, and connect anew.
@@ -143,36 +158,49 @@ class Dealer:
     def close(self) -> None:
         """Vanish; may be called twice."""
         if self.has_socket:
-            self.socket.disable_monitor()
-            self.events.close(linger=0)
+            self.wake()
             self.socket.close(linger=0)
+            self.events.close(linger=0)
 
     def _open(self) -> None:
+        """Both sockets, or, whatever interrupts it, none."""
         self.is_up = False
         self.refusal = ""
+        self._has_broken = False
         self._num_broken_handshakes = 0
         try:
-            self.socket = _unconnected(self._context)
+            socket = _unconnected(self._context)
             # Before it connects, so that no event is missed.
-            self.events = _monitor(self.socket)
+            events = _monitor(socket)
         except zmq.ZMQError as error:
             raise EndpointError(f"cannot make a socket for {self._endpoint}: {error}") from error
-        if self._curve is not None:
-            self._curve.apply(self.socket)
-        if "://[" in self._endpoint:
-            self.socket.set(zmq.IPV6, 1)
         try:
-            self.socket.connect(self._endpoint)
+            self._connect(socket)
+        except BaseException:
+            socket.close(linger=0)
+            events.close(linger=0)
+            raise
+        self.socket, self.events = socket, events
+
+    def _connect(self, socket: zmq.Socket[bytes]) -> None:
+        if self._curve is not None:
+            self._curve.apply(socket)
+        if "://[" in self._endpoint:
+            socket.set(zmq.IPV6, 1)
+        try:
+            socket.connect(self._endpoint)
         except zmq.ZMQError as error:
-            self.close()
             raise EndpointError(
                 f"cannot connect to {self._endpoint!r}: expected ipc://PATH or tcp://HOST:PORT"
             ) from error
 
-    def _note(self, frames: Sequence[bytes]) -> bool:
-        """Take one piece of news; whether a connection that was up has ended."""
+    def _note(self, frames: Sequence[bytes]) -> None:
+        """Take one piece of news."""
         event = int(parse_monitor_message(list(frames))["event"])
+        if event == zmq.EVENT_MONITOR_STOPPED:
+            return
         was_up, self.is_up = self.is_up, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        self._has_broken = was_up and not self.is_up
         if self.is_up:
             self.refusal = ""
             self._num_broken_handshakes = 0
@@ -182,7 +210,6 @@ class Dealer:
                 self.refusal = _WRONG_SERVER_KEY
         elif event in _REFUSALS:
             self.refusal = _REFUSALS[event]
-        return was_up and not self.is_up
 
 
 def _unconnected(context: zmq.Context[zmq.Socket[bytes]] | None) -> zmq.Socket[bytes]:
@@ -203,7 +230,11 @@ def _unconnected(context: zmq.Context[zmq.Socket[bytes]] | None) -> zmq.Socket[b
 def _monitor(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
     """Where libzmq tells of the connection; if there is no room for it, both are closed."""
     try:
-        return socket.get_monitor_socket(_EVENTS)
+        events = socket.get_monitor_socket(_EVENTS)
+        # A client that waits for nothing takes no news, while libzmq goes on to connect. At a limit
+        # its thread would wait, and with it every client of the process.
+        events.set(zmq.RCVHWM, 0)
     except zmq.ZMQError:
         socket.close(linger=0)
         raise
+    return events

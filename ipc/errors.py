@@ -124,4 +124,6 @@ class MessageTooLarge(IpcError):
 
 
 class Closed(IpcError):
-    """The client was closed, before or during the call. The caller's doing."""
+    """The client was closed, before or during the call, or this is a process that was forked from
+    the client's. The caller's doing.
+    """

@@ -145,10 +145,12 @@ class Link:
         if self._dealer.is_up and (ping := self._session.probe()) is not None:
             self._send(ping)
 
-    def give_up_all(self) -> None:
-        """Give up every unfinished call."""
-        for call in self._session.open_calls:
+    def give_up_all(self) -> Sequence[Call]:
+        """Give up every unfinished call; returns them."""
+        calls = self._session.open_calls
+        for call in calls:
             self.give_up(call)
+        return calls
 
     def renew_lease(self) -> None:
         """Tell the daemon that this client is still there, if it wants to be missed."""

@@ -2,11 +2,14 @@
 for whom. Pure.
 
 `Session` turns calls into bytes to send and received bytes into replies of the right call; `Link`
-puts a socket around it, the async and the blocking client a clock. It knows neither.
+puts a socket around it, the async and the blocking client a clock. It knows neither. A call may be
+given up within any other method: by a signal handler, or when an answer that nobody reads is
+collected.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +100,7 @@ class Call:
                 )
                 return
             self._num_tokens += len(reply.token_ids)
-        self.is_finished = not isinstance(reply, Tokens)
+        self.is_finished = self.is_finished or not isinstance(reply, Tokens)
         self._inbox.append(reply)
 
     def fail(self, error: IpcError) -> None:
@@ -159,7 +162,7 @@ class Session:
         self._limits = limits or Limits()
         self.endpoint = endpoint
         self._calls: dict[MessageId, Call] = {}
-        self._last_id = 0
+        self._numbers = itertools.count(1)
         self._probe: MessageId | None = None
         self._lease: MessageId | None = None
         self._lease_error: Error | None = None
@@ -228,7 +231,7 @@ class Session:
             return failed
         call.put(reply)
         if call.is_finished:
-            del self._calls[call.id]
+            self._calls.pop(call.id, None)
         return (*failed, call)
 
     def give_up(self, call: Call) -> bytes | None:
@@ -291,7 +294,7 @@ class Session:
         """
         before, self.incarnation = self.incarnation, incarnation
         if not before:
-            for call in self._calls.values():
+            for call in self.open_calls:
                 call.incarnation = call.incarnation or incarnation
         failed = [call for call in self.open_calls if call.incarnation not in ("", incarnation)]
         self._lose(failed)
@@ -299,7 +302,7 @@ class Session:
 
     def _lose(self, calls: Iterable[Call]) -> None:
         for call in calls:
-            del self._calls[call.id]
+            self._calls.pop(call.id, None)
             call.fail(ConnectionLost(self.endpoint, call.kind))
 
     def _is_own(self, reply: AnyReply) -> bool:
@@ -325,5 +328,4 @@ class Session:
         return self._calls.get(reply.id)
 
     def _next_id(self) -> MessageId:
-        self._last_id += 1
-        return MessageId(str(self._last_id))
+        return MessageId(str(next(self._numbers)))
