@@ -55,8 +55,7 @@ class Connection:
 
     def cut(self) -> None:
         """Shut the connection down; libzmq then notices its end, as if the peer had gone."""
-        # A descriptor of our own, so that the number cannot become another file meanwhile.
-        with suppress(OSError), socket.socket(fileno=os.dup(self.fd)) as own:
+        with suppress(OSError), own_socket(self.fd) as own:
             if _inode(own.fileno()) == self.inode:
                 own.shutdown(socket.SHUT_RDWR)
 
@@ -125,6 +124,20 @@ class Connections:
         """Find the connections that have ended; a microsecond for each that there is."""
         for connection in [c for c in self._by_identity.values() if not c.is_open]:
             self.end(connection.identity)
+
+
+def own_socket(fd: int) -> socket.socket:
+    """A descriptor of our own, so that the number cannot become another file meanwhile.
+
+    Raises:
+        OSError: it is no socket, or not open any more.
+    """
+    own = os.dup(fd)
+    try:
+        return socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        raise
 
 
 def _inode(fd: int) -> int:

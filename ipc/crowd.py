@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Container
 from contextlib import suppress
 
+from ipc.connections import own_socket
 from ipc.endpoint import IpcAddress, TcpAddress
 
 #: How often to look, and how often if a quarter of all descriptors is in use: libzmq accepts thirty
@@ -79,7 +80,7 @@ class Crowd:
 
     def _cut(self, fd: int) -> bool:
         """Shut a connection down, if it is one of ours; libzmq then closes it."""
-        with suppress(OSError), _own_socket(fd) as own:
+        with suppress(OSError), own_socket(fd) as own:
             if self._is_ours(own):
                 own.shutdown(socket.SHUT_RDWR)
                 return True
@@ -93,20 +94,6 @@ class Crowd:
             return own.family == socket.AF_UNIX and name == self._address.path
         is_tcp = own.family in (socket.AF_INET, socket.AF_INET6)
         return is_tcp and str(name[1]) == self._address.port
-
-
-def _own_socket(fd: int) -> socket.socket:
-    """A descriptor of our own, so that the number cannot become another file meanwhile.
-
-    Raises:
-        OSError: it is no socket, or not open any more.
-    """
-    own = os.dup(fd)
-    try:
-        return socket.socket(fileno=own)
-    except OSError:
-        os.close(own)
-        raise
 
 
 def _lowest_free() -> float:

@@ -107,8 +107,10 @@ class SocketClaim:
         self._lock_fd = _lock(path)
         try:
             _remove_stale(path)
-        except BaseException:
+        except BaseException as error:
             os.close(self._lock_fd)
+            if isinstance(error, OSError):
+                raise EndpointError(f"cannot serve at {path}: {error.strerror}") from error
             raise
 
     def listen(self, mode: int) -> int:
@@ -123,7 +125,12 @@ class SocketClaim:
         Raises:
             EndpointError: the system refuses; nothing listens.
         """
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise EndpointError(
+                f"cannot make a socket for {self.path}: {error.strerror}"
+            ) from error
         try:
             # The file gets the descriptor's mode less the umask, so it is never wider than `mode`;
             # the second call makes it exactly that.
@@ -138,9 +145,12 @@ class SocketClaim:
         return listener.detach()
 
     def hide(self) -> None:
-        """Remove the socket file: nobody connects any more. May be called twice."""
+        """Remove the socket file: nobody connects any more. May be called twice.
+
+        A directory that has become read-only keeps it; the next daemon finds it stale.
+        """
         if self._lock_fd >= 0:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 os.unlink(self.path)
 
     def release(self) -> None:

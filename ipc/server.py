@@ -132,16 +132,12 @@ class Server:
         if self._claim is None and isinstance(self._address, IpcAddress):
             self._claim = SocketClaim(self._address.path)
         try:
-            self._context = zmq.Context(io_threads=1)
-            self._socket = self._context.socket(zmq.ROUTER)
-            self._configure(self._socket)
-            self._protect(self._context, self._socket)
-            self._bind(self._socket)
+            socket = self._open()
         except BaseException:
             await self.close(linger_ms=0)
             raise
         self._pump = Pump(
-            self._socket,
+            socket,
             self._on_frames,
             max_frames=self.limits.max_frames + 1,
             inspector=self._connections,
@@ -249,6 +245,22 @@ class Server:
     def num_parked(self) -> int:
         """Replies that are kept for clients that do not read."""
         return 0 if self._outbox is None else self._outbox.num_parked
+
+    def _open(self) -> zmq.Socket[bytes]:
+        """The socket, bound; what there is of it when this fails is for `close`.
+
+        Raises:
+            EndpointError: it cannot be bound, or there is no room for it.
+        """
+        try:
+            self._context = zmq.Context(io_threads=1)
+            self._socket = self._context.socket(zmq.ROUTER)
+            self._configure(self._socket)
+            self._protect(self._context, self._socket)
+        except zmq.ZMQError as error:
+            raise EndpointError(f"cannot make a socket for {self.endpoint}: {error}") from error
+        self._bind(self._socket)
+        return self._socket
 
     def _configure(self, socket: zmq.Socket[bytes]) -> None:
         socket.set(zmq.LINGER, 0)

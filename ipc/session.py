@@ -282,9 +282,9 @@ class Session:
     def fail_all(self, error: IpcError) -> Sequence[Call]:
         """End every call with `error`; returns them."""
         calls = self.open_calls
-        self._calls.clear()
         for call in calls:
             call.fail(error)
+            self._calls.pop(call.id, None)
         return calls
 
     def _heard_from(self, incarnation: str) -> Sequence[Call]:
@@ -302,8 +302,8 @@ class Session:
 
     def _lose(self, calls: Iterable[Call]) -> None:
         for call in calls:
-            self._calls.pop(call.id, None)
             call.fail(ConnectionLost(self.endpoint, call.kind))
+            self._calls.pop(call.id, None)
 
     def _is_own(self, reply: AnyReply) -> bool:
         """Whether it answers what no caller has asked."""

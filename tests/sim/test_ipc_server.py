@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import stat
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -530,6 +531,24 @@ def test_a_start_that_fails_leaves_nothing_behind(run: Run, tmp_path: Path) -> N
 
     run(scene())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_room_for_a_socket_the_start_fails_with_a_sentence(
+    run: Run, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> zmq.Socket[bytes]:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    async def scene() -> None:
+        server = CountingDaemon().serve(endpoint)
+        with monkeypatch.context() as patch:
+            patch.setattr(zmq.Context, "socket", refuse)
+            with pytest.raises(EndpointError, match=r"cannot make a socket for .*: Too many open"):
+                await server.start()
+        async with server, Client(endpoint) as client:
+            assert (await client.ping()).version == "0.1.0"
+
+    run(scene())
 
 
 def test_queued_replies_leave_before_the_server_closes(run: Run, endpoint: str) -> None:

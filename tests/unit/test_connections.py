@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -156,6 +157,17 @@ def test_a_cut_ends_the_connection_and_nothing_that_has_its_number(rig: Rig) -> 
     others_peer.setblocking(False)
     with pytest.raises(BlockingIOError):
         others_peer.recv(1)
+
+
+def test_a_cut_of_what_is_no_socket_any_more_leaves_nothing_open(rig: Rig, tmp_path: Path) -> None:
+    ours = rig.socket()
+    rig.connections.look(b"a", frame(ours.fileno()))
+    (connection,) = rig.connections
+    with (tmp_path / "file").open("w") as file:
+        os.dup2(file.fileno(), ours.fileno())
+    before = set(os.listdir("/proc/self/fd"))
+    connection.cut()
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_transport_without_descriptors_is_taken_to_be_there(rig: Rig) -> None:

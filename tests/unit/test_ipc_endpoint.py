@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -160,3 +161,41 @@ def test_a_path_that_cannot_be_bound_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match=r"cannot listen on .*: Address already in use"):
         claim.listen(0o600)
     claim.release()
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_without_room_for_a_socket_there_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    claim = SocketClaim(str(path))
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(EndpointError, match=r"cannot make a socket for .*: Too many open files"):
+        claim.listen(0o600)
+    claim.release()
+    monkeypatch.undo()
+    leave_stale_socket(path)
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(EndpointError, match=r"cannot serve at .*: Too many open files"):
+        SocketClaim(str(path))
+    monkeypatch.undo()
+    SocketClaim(str(path)).release()
+
+
+def test_a_socket_file_that_cannot_be_removed_stops_a_start_but_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    claim = SocketClaim(str(path))
+    os.close(claim.listen(0o600))
+    monkeypatch.setattr(os, "unlink", refuse)
+    claim.release()
+    assert exists(path)
+    with pytest.raises(EndpointError, match="cannot serve at"):
+        SocketClaim(str(path))
+    monkeypatch.undo()
+    SocketClaim(str(path)).release()
+    assert not exists(path)
