@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ipc import standard_streams
 from ipc.cli_answers import add_answer_options, chat, generate
 from ipc.command_line import Program, flatten, greet, print_json, read_text
 from ipc.endpoint import DEFAULT_ENDPOINT
@@ -32,6 +33,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (see `ipc.command_line`)."""
+    standard_streams.ensure()
     arguments = new_parser().parse_args(argv)
     return _PROGRAM.run(arguments, lambda client: _run(client, arguments))
 

@@ -19,6 +19,7 @@ from contextlib import closing
 import structlog
 import uvloop
 
+from ipc import standard_streams
 from ipc.errors import EndpointError
 from ipc.version import add_version
 from runtime_cache import log, open_files, options
@@ -66,6 +67,7 @@ exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the daemon until SIGTERM or SIGINT; returns the exit code."""
+    standard_streams.ensure()
     args = new_parser().parse_args(argv)
     flags = {name: text for name, text in vars(args).items() if "." in name}
     try:

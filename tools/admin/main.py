@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from ipc import standard_streams
 from ipc.command_line import Program, exit_code, greet, print_json
 from ipc.endpoint import DEFAULT_ENDPOINT
 from ipc.sync_client import Client
@@ -47,6 +48,7 @@ class _Console(Console):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out one command; returns the exit code."""
+    standard_streams.ensure()
     args = new_parser().parse_args(argv)
     if hasattr(args.command, "run_here"):
         return _run_here(args.command, args)
