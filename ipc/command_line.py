@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -148,7 +148,7 @@ class Program:
         except BrokenPipeError:
             # The reader of our output has gone (`rtcache … | head`): nothing is wrong. Python would
             # complain once more when it flushes at exit, so there must be something to flush to.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _lead_nowhere(sys.stdout)
         except Terminated:
             return EXIT_TERMINATED
         except KeyboardInterrupt:
@@ -160,12 +160,19 @@ class Program:
         return code or EXIT_OK
 
     def complain(self, error: Exception) -> None:
-        """Say on stderr what went wrong, and whether to try again."""
-        print(f"{self.name}: {_sentence(error)}", file=sys.stderr)
+        """Say on stderr what went wrong, and whether to try again.
+
+        Where nothing can be written, the exit code says it alone.
+        """
+        lines = [_sentence(error)]
         if isinstance(error, ServerError) and error.retryable:
             after = f" after {error.retry_after_ms} ms" if error.retry_after_ms is not None else ""
-            again = f"the same request can succeed later; try again{after}"
-            print(f"{self.name}: {again}", file=sys.stderr)
+            lines.append(f"the same request can succeed later; try again{after}")
+        try:
+            for line in lines:
+                print(f"{self.name}: {line}", file=sys.stderr)
+        except OSError:
+            _lead_nowhere(sys.stderr)
 
 
 def _curve(arguments: argparse.Namespace) -> CurveKeys | None:
@@ -239,6 +246,13 @@ def _terminable() -> Iterator[None]:
 
 def _raise_terminated(number: int, frame: FrameType | None) -> None:
     raise Terminated
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    """What is still buffered, and what follows, is dropped without a complaint."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def _sentence(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Commands that are started without standard input, output or error."""
+"""Commands that are started without standard input, output or error, or with a full disk there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ipc.command_line import EXIT_RETRY
 from ipc.sync_client import Client
 from tests.support.ipc_daemon import DaemonThread
 from tests.support.rtcached import PATIENCE_S
@@ -48,3 +49,12 @@ def test_commands_that_ask_it(tmp_path: Path, closed: str, command: tuple[str, .
         started(closed, *command, "--endpoint", daemon.endpoint) as process,
     ):
         assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("full", ["2>/dev/full", ">/dev/full 2>&1"])
+def test_the_exit_code_says_it_where_stderr_cannot(tmp_path: Path, full: str) -> None:
+    with (
+        DaemonThread(f"ipc://{tmp_path}/s") as daemon,
+        started(full, "ipc.cli", "generate", "refuse", "--endpoint", daemon.endpoint) as process,
+    ):
+        assert process.wait(PATIENCE_S) == EXIT_RETRY
