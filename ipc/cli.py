@@ -38,9 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _PROGRAM.run(arguments, lambda client: _run(client, arguments))
 
 
-def _run(client: Client, arguments: argparse.Namespace) -> None:
+def _run(client: Client, arguments: argparse.Namespace) -> int | None:
     try:
-        _COMMANDS[arguments.command](client, arguments)
+        return _COMMANDS[arguments.command](client, arguments)
     except IpcError as error:
         if arguments.json:
             print_json(_failure(error))
@@ -58,8 +58,12 @@ def _failure(error: IpcError) -> dict[str, object]:
     }
 
 
-def _chat(client: Client, arguments: argparse.Namespace) -> None:
-    chat(client, arguments, _PROGRAM.complain)
+def _generate(client: Client, arguments: argparse.Namespace) -> int:
+    return generate(client, arguments, _PROGRAM)
+
+
+def _chat(client: Client, arguments: argparse.Namespace) -> int:
+    return chat(client, arguments, _PROGRAM)
 
 
 def _ping(client: Client, arguments: argparse.Namespace) -> None:
@@ -111,8 +115,8 @@ def _release(client: Client, arguments: argparse.Namespace) -> None:
         print_json(_without_envelope(released))
 
 
-_COMMANDS: dict[str, Callable[[Client, argparse.Namespace], None]] = {
-    "generate": generate,
+_COMMANDS: dict[str, Callable[[Client, argparse.Namespace], int | None]] = {
+    "generate": _generate,
     "chat": _chat,
     "ping": _ping,
     "info": _info,

@@ -15,47 +15,75 @@ import msgspec
 from ipc import reasons
 from ipc.answers import Piece, Result
 from ipc.arguments import SamplingOptions
-from ipc.command_line import Terminated, greet, print_json, read_text
+from ipc.command_line import (
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_RETRY,
+    Program,
+    Terminated,
+    greet,
+    print_json,
+    read_text,
+)
 from ipc.errors import ConnectionLost, IpcError, ServerError
 from ipc.sync_client import AnswerStream, Client
 
 #: How long to wait for the daemon to confirm a cancel after Ctrl-C [seconds].
 _CANCEL_S = 1.0
 
-#: Says on stderr what went wrong.
-Complain = Callable[[Exception], None]
+#: Why an answer can end before it is complete, what to do then, and the exit code. A word that is
+#: not here is no news of a loss: a newer daemon may have others.
+_CUT_SHORT: dict[str, tuple[str, int]] = {
+    "cancelled": ("it was cancelled in the daemon; ask again", EXIT_RETRY),
+    "deadline": (
+        "--deadline-ms was over; allow more, or ask for less (--max-tokens)",
+        EXIT_REFUSED,
+    ),
+    "lease_expired": (
+        "the daemon had not heard of this program for as long as its lease lasts; ask again",
+        EXIT_RETRY,
+    ),
+    "shutdown": ("the daemon was stopped; ask again when it is back", EXIT_RETRY),
+    "slow_reader": (
+        "its reader took too long, so the daemon gave it up; read faster, and ask again",
+        EXIT_RETRY,
+    ),
+}
 
 
-def generate(client: Client, arguments: argparse.Namespace) -> None:
-    """Continue a prompt."""
+def generate(client: Client, arguments: argparse.Namespace, program: Program) -> int:
+    """Continue a prompt; returns the exit code."""
     prompt = _prompt(arguments)
     greet(client, arguments)
     sampling = _sampling(arguments)
-    _show_answer(
+    result = _show_answer(
         client,
         lambda: client.generate(prompt, prefix_id=arguments.prefix_id, **sampling),
         arguments,
     )
+    return _note_cut(result, program)
 
 
-def chat(client: Client, arguments: argparse.Namespace, complain: Complain) -> None:
-    """Answer one message, or hold a conversation with standard input."""
+def chat(client: Client, arguments: argparse.Namespace, program: Program) -> int:
+    """Answer one message, or hold a conversation with standard input; returns the exit code."""
     history: list[dict[str, str]] = []
     if arguments.system is not None:
         history.append({"role": "system", "content": arguments.system})
     greet(client, arguments)
     if arguments.message is None:
-        _converse(client, history, arguments, complain)
-        return
+        _converse(client, history, arguments, program)
+        return EXIT_OK
     history.append({"role": "user", "content": arguments.message})
-    _show_answer(client, lambda: client.chat(history, **_sampling(arguments)), arguments)
+    sampling = _sampling(arguments)
+    result = _show_answer(client, lambda: client.chat(history, **sampling), arguments)
+    return _note_cut(result, program)
 
 
 def _converse(
     client: Client,
     history: list[dict[str, str]],
     arguments: argparse.Namespace,
-    complain: Complain,
+    program: Program,
 ) -> None:
     """Ask and answer until the end of input; Ctrl-C ends one answer, not the conversation."""
     sampling = _sampling(arguments)
@@ -64,7 +92,7 @@ def _converse(
             continue
         history.append({"role": "user", "content": line})
         try:
-            text = _show_answer(client, lambda: client.chat(history, **sampling), arguments)
+            result = _show_answer(client, lambda: client.chat(history, **sampling), arguments)
         except Terminated:
             raise
         except KeyboardInterrupt:
@@ -72,9 +100,10 @@ def _converse(
             print("\n(stopped; the last question is forgotten)", file=sys.stderr)
         except (ServerError, ConnectionLost) as error:
             history.pop()
-            complain(error)
+            program.complain(error)
         else:
-            history.append({"role": "assistant", "content": text})
+            history.append({"role": "assistant", "content": result.text})
+            _note_cut(result, program)
 
 
 def _read_line(source: TextIO) -> str | None:
@@ -87,8 +116,8 @@ def _read_line(source: TextIO) -> str | None:
 
 def _show_answer(
     client: Client, ask: Callable[[], AnswerStream], arguments: argparse.Namespace
-) -> str:
-    """Ask, and print the answer as it grows or as one JSON object; returns its text."""
+) -> Result:
+    """Ask, and print the answer as it grows or as one JSON object."""
     try:
         stream = ask()
         if not arguments.json:
@@ -106,7 +135,15 @@ def _show_answer(
             client.ping(timeout_s=_CANCEL_S)
         raise
     _print_end(result, arguments)
-    return result.text
+    return result
+
+
+def _note_cut(result: Result, program: Program) -> int:
+    """Say so if an answer is incomplete; returns the exit code."""
+    why, code = _CUT_SHORT.get(result.finish_reason, ("", EXIT_OK))
+    if why:
+        program.say(f"the answer is incomplete ({result.finish_reason}): {why}")
+    return code
 
 
 def _print_piece(piece: Piece) -> None:
@@ -122,7 +159,7 @@ def _print_end(result: Result, arguments: argparse.Namespace) -> None:
     elif arguments.json:
         print_json(msgspec.to_builtins(result))
     else:
-        print()
+        print(flush=True)
         if arguments.usage:
             print(_usage_text(result), file=sys.stderr)
 

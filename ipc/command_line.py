@@ -1,8 +1,9 @@
 """What the command lines of this project's clients share: common options, exit codes, complaints.
 
 Exit codes: 0 the answer came; 1 the request was refused or failed; 2 the command line is wrong;
-3 no daemon answers, or it went away; 75 refused for now, so that the same can succeed later; 130
-interrupted (Ctrl-C); 143 terminated (SIGTERM). The last two cancel what is unfinished.
+3 no daemon answers, or it went away; 75 refused for now, or the answer was cut short, so that the
+same can succeed later; 130 interrupted (Ctrl-C); 143 terminated (SIGTERM). The last two cancel what
+is unfinished.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ EXIT_TERMINATED = 143
 #: For the end of `--help`.
 EXIT_CODES = """\
 exit codes:
-  0 the answer came         1 refused or failed   2 wrong command line
-  3 no daemon answers       75 refused for now: try again later
+  0 the answer came         1 refused or failed, or the answer ran into its deadline
+  2 wrong command line      3 no daemon answers
+  75 refused for now, or the answer was cut short: try again later
   130 interrupted (Ctrl-C)  143 terminated (SIGTERM)
 """
 
@@ -160,14 +162,15 @@ class Program:
         return code or EXIT_OK
 
     def complain(self, error: Exception) -> None:
-        """Say on stderr what went wrong, and whether to try again.
-
-        Where nothing can be written, the exit code says it alone.
-        """
+        """Say on stderr what went wrong, and whether to try again."""
         lines = [_sentence(error)]
         if isinstance(error, ServerError) and error.retryable:
             after = f" after {error.retry_after_ms} ms" if error.retry_after_ms is not None else ""
             lines.append(f"the same request can succeed later; try again{after}")
+        self.say(*lines)
+
+    def say(self, *lines: str) -> None:
+        """Lines on stderr. Where nothing can be written, the exit code says it alone."""
         try:
             for line in lines:
                 print(f"{self.name}: {line}", file=sys.stderr)

@@ -4,6 +4,7 @@ What it answers depends on the request only:
 
 - a prompt "count N" gets the tokens 0…N−1, each with its number and a blank as text;
 - a prompt "hold" gets nothing at all, "begin" one token and then nothing;
+- a prompt "end WORD" gets "x", and ends with that `finish_reason`;
 - a prompt "refuse" gets `queue_full`, retryable after 5 ms;
 - `chat` is answered with the last turn's text;
 - `release` makes the handler fail.
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import uvloop
+from msgspec import structs
 
 from ipc.messages import (
     AnyRequest,
@@ -211,6 +213,8 @@ class CountingDaemon:
             send(client, _done(message, count))
         elif word == "begin":
             send(client, Tokens(message.id, index=0, text="x", token_ids=(1,)))
+        elif word == "end":
+            send(client, structs.replace(_done(message, 0, "x"), finish_reason=number))
         elif word != "hold":
             send(client, _done(message, 0, prompt or ""))
 
