@@ -103,15 +103,21 @@ class Dealer:
         self._process_id = os.getpid()
         self._open()
 
-    def send(self, payload: bytes) -> None:
+    def send(self, payload: bytes) -> bool:
         """Hand a message to libzmq; never waits.
 
-        It is dropped where nobody can get it: without a socket, and when the daemon has refused the
-        connection, of which there is news then.
+        Returns:
+            False if it was dropped: there is no socket, or libzmq does not try to connect any more,
+            since the daemon has refused it (of which there is news) or since what listens there is
+            no daemon (of which there may be none).
         """
-        if self.has_socket:
-            with suppress(zmq.Again):
-                self.socket.send(payload, zmq.NOBLOCK)
+        if not self.has_socket:
+            return False
+        try:
+            self.socket.send(payload, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def receive(self) -> bytes | None:
         """The next message, or None if there is none yet. A message is one frame."""

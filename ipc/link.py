@@ -106,9 +106,13 @@ class Link:
         if self._is_refused or not self._dealer.has_socket:
             self._connect_anew([])
         if self._litter_bytes > _MAX_LITTER_BYTES and not self._dealer.is_up:
-            self._clear_litter()
+            # Requests of callers who gave up before a daemon was there must not pile up for it.
+            self._send_all_anew()
         call = self._session.start(kind, fields, window)
-        self._send(call.payload)
+        if not self._send(call.payload):
+            self._notice_loss()
+            if not call.is_finished:
+                self._send_all_anew()
         return call
 
     def take(self, call: Call) -> Any:
@@ -181,8 +185,8 @@ class Link:
         with suppress(EndpointError):  # all calls have ended with it
             self._connect_anew(aftermath.repeated)
 
-    def _clear_litter(self) -> None:
-        """Requests of callers who gave up before a daemon was there must not pile up for it."""
+    def _send_all_anew(self) -> None:
+        """Over a new connection; the one before was never up."""
         self._connect_anew([call.payload for call in self._session.open_calls])
 
     def _connect_anew(self, payloads: Sequence[bytes]) -> None:
@@ -201,6 +205,7 @@ class Link:
         if self._lease_ms is not None:
             self._send(self._session.lease(self._lease_ms))
 
-    def _send(self, payload: bytes) -> None:
-        self._dealer.send(payload)
+    def _send(self, payload: bytes) -> bool:
+        is_sent = self._dealer.send(payload)
         self._on_send()
+        return is_sent

@@ -45,6 +45,17 @@ def test_a_blocking_call_ends_when_its_daemon_does(endpoint: str) -> None:
             assert client.generate("count 2").result().text == "0 1 "
 
 
+def test_a_client_whom_libzmq_has_given_up_finds_the_daemon_that_comes(endpoint: str) -> None:
+    """To a socket of a kind that does not fit libzmq connects once, and says nothing of it."""
+    with zmq.Context() as context, Client(endpoint) as client:
+        with context.socket(zmq.PUB) as other:
+            other.bind(endpoint)
+            while client._link._dealer.socket.poll(0, zmq.POLLOUT):
+                pass
+        with DaemonThread(endpoint):
+            assert client.tokenize("x", timeout_s=5) == (1, 2)
+
+
 async def test_a_harmless_call_outlives_a_restart(endpoint: str) -> None:
     class Silent(CountingDaemon):
         def _answer(self, *_: object) -> None:
