@@ -140,7 +140,9 @@ class Pin(Request, frozen=True, kw_only=True, tag="pin"):
     Attributes:
         digest: of the prefix, or the beginning of it that no other has [8 to 64 lower-case
             hexadecimal digits]; `list` tells it.
-        ttl_s: for how long [above 0, to 31536000 seconds]; absent: until `unpin`.
+        ttl_s: for how long, a lease [above 0, to 31536000 seconds]; absent: until `unpin`, a pin. A
+            pin over a lease makes it a pin; a lease over a pin leaves the pin, and `pinned` has no
+            `expires_in_s`.
         tenant: whose prefix [at most 64 visible ASCII characters]; empty is the default tenant.
     """
 

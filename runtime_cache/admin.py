@@ -157,7 +157,8 @@ class AdminDesk:
     def _pin(self, message: wire.Pin) -> wire.Pinned:
         keep = self._engine.pin(self.tenant(message.tenant), message.digest, message.ttl_s)
         left_s = None if keep.expires_s is None else keep.expires_s - self._clock()
-        log.info("pinned", tenant=message.tenant, digest=keep.digest, for_s=message.ttl_s)
+        for_s = None if left_s is None else message.ttl_s
+        log.info("pinned", tenant=message.tenant, digest=keep.digest, for_s=for_s)
         return wire.Pinned(
             id=message.id,
             digest=keep.digest,

@@ -22,7 +22,8 @@ _DIGEST_CHARS = 64
 def pin(cache: CacheManager, digest: str, ttl_s: float | None) -> Keep | None:
     """Keep a cached prefix until it is unpinned, or for a time.
 
-    Pinning it again changes how long.
+    Pinning it again changes how long; but a pin never becomes a lease: it was promised to stay
+    until it is unpinned.
 
     Args:
         digest: of its last block (hexadecimal), or an unambiguous beginning of that.
@@ -35,6 +36,9 @@ def pin(cache: CacheManager, digest: str, ttl_s: float | None) -> Keep | None:
         UnknownEntry, InvalidRequest: as `find`; nothing has changed.
     """
     node = find(cache, digest)
+    earlier = cache.keeps.get("pin", node.digest.hex())
+    if earlier is not None and earlier.kind == "pin":
+        ttl_s = None
     keep = Keep(
         name=node.digest.hex(),
         kind="pin" if ttl_s is None else "lease",

@@ -156,7 +156,7 @@ class PinAsked:
 
     Attributes:
         digest: a beginning of its digest (hexadecimal).
-        ttl_s: for how long (a lease); None until it is unpinned.
+        ttl_s: for how long (a lease), unless it is pinned; None until it is unpinned.
     """
 
     digest: str

@@ -107,7 +107,7 @@ class OperatorQuestions:
         return self._ask(ShowAsked(self._clock(), digest, prefix_id, tenant), ReportShown).shown
 
     def pin(self, tenant: TenantName, digest: str, ttl_s: float | None = None) -> Keep:
-        """Keep a cached prefix, for a time or until it is unpinned.
+        """Keep a cached prefix, for a time or until it is unpinned; a pin stays a pin.
 
         Raises:
             UnknownEntry, InvalidRequest: as `evict`.

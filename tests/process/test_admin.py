@@ -164,6 +164,10 @@ def test_pin_lease_unpin(cold: DaemonProcess):
     assert reply(cold, "evict", digest, code=4)["num_blocks"] == 0
     (entry,) = reply(cold, "list")["entries"]
     assert (entry["kept"], entry["expires_in_s"], entry["in_use"]) == ("pinned", None, False)
+    assert reply(cold, "lease", digest, "--ttl", "10m") == kept | {"expires_in_s": None}
+    (entry,) = reply(cold, "list")["entries"]
+    assert (entry["kept"], entry["expires_in_s"]) == ("pinned", None)
+    assert reply(cold, "unpin", digest) == {"digest": digest}
     leased = reply(cold, "lease", digest, "--ttl", "10m")
     assert leased == kept | {"expires_in_s": leased["expires_in_s"]}
     assert 0 < leased["expires_in_s"] <= 600
@@ -302,6 +306,10 @@ def test_for_people(cold: DaemonProcess, prompt_file: str):
     short = digest[:16]
     kept = f"{short}: 210 tokens (32.0 KiB) are kept"
     assert admin(cold, "pin", digest).out == f"{kept} until it is unpinned\n"
+    assert admin(cold, "lease", digest, "--ttl", "90s").out == (
+        f"{short}: is pinned already; it stays until it is unpinned\n"
+    )
+    assert admin(cold, "unpin", digest).out == f"unpinned {short}\n"
     assert admin(cold, "lease", digest, "--ttl", "90s").out == f"{kept} for 90 s\n"
     assert admin(cold, "unpin", digest).out == f"unpinned {short}\n"
     assert admin(cold, "release", prefix_id).out == f"released {prefix_id}\n"

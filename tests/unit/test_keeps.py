@@ -290,12 +290,24 @@ def test_pinning_again_changes_how_long(make_cache: MakeCache) -> None:
     cache = make_cache(8)
     serve(cache, range(4))
     (digest,) = digests_of(range(4))
-    for ttl_s, kind, expires_s in [(5.0, "lease", 5.0), (None, "pin", None), (9.0, "lease", 9.0)]:
+    orders = [
+        (5.0, "lease", 5.0),
+        (3.0, "lease", 3.0),
+        (None, "pin", None),
+        (9.0, "pin", None),  # what was promised until it is unpinned stays so long
+    ]
+    for ttl_s, kind, expires_s in orders:
         keep = desk.pin(cache, digest, ttl_s)
         assert keep is not None
         assert (keep.kind, keep.expires_s) == (kind, expires_s)
         assert (len(cache.keeps), cache.pool.num_holds(BlockId(1))) == (1, 1)
         assert cache.keeps.next_expiry_s == expires_s
+    cache.now_s = 9.0
+    cache.expire()
+    assert desk.unpin(cache, digest).kind == "pin"
+    lease = desk.pin(cache, digest, 9.0)
+    assert lease is not None
+    assert lease.kind == "lease"
 
 
 def test_what_is_kept_again_is_never_given_up_between(make_cache: MakeCache) -> None:

@@ -26,7 +26,8 @@ class Pin:
     """Keep a cached prefix until it is unpinned.
 
     A pinned prefix is never evicted. The beginning of its digest is enough if
-    no other begins so; `list` shows it.
+    no other begins so; `list` shows it. Pinning what is leased makes the lease
+    a pin.
 
     example: rtcache-admin pin 5e884898da280471
     """
@@ -46,7 +47,8 @@ class Pin:
 class Lease:
     """Keep a cached prefix for a time: a pin that ends by itself.
 
-    Leasing it again replaces the former time; `unpin` ends it sooner.
+    Leasing it again replaces the former time; `unpin` ends it sooner. What is
+    pinned stays pinned: a lease over a pin changes nothing and says so.
 
     examples: rtcache-admin lease 5e884898da280471 --ttl 10m
               rtcache-admin lease 5e884898da280471 --ttl 600
@@ -67,7 +69,11 @@ class Lease:
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         digest = digest_of(client, args.prefix, args.tenant)
         reply = client.pin(digest, args.ttl, tenant=args.tenant)
-        say(out, _kept(reply, f"for {args.ttl:g} s"))
+        if reply.expires_in_s is None:
+            digest = reply.digest[:DIGEST_CHARS]
+            say(out, f"{digest}: is pinned already; it stays until it is unpinned")
+        else:
+            say(out, _kept(reply, f"for {args.ttl:g} s"))
         return Outcome(plain(reply))
 
 
