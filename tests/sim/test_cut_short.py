@@ -43,7 +43,7 @@ def test_an_incomplete_answer_is_printed_and_called_so(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("reason", [*WHOLE, "a_word_of_a_newer_daemon"])
+@pytest.mark.parametrize("reason", [*sorted(WHOLE), "a_word_of_a_newer_daemon"])
 def test_other_ends_are_no_news(reason: str, capsys: Output) -> None:
     assert cli.main(["generate", f"end {reason}"]) == 0
     assert capsys.readouterr() == ("x\n", "")
