@@ -17,6 +17,7 @@ import stat
 from dataclasses import dataclass
 
 from ipc.errors import EndpointBusy, EndpointError
+from ipc.tcp_port import check_port
 
 DEFAULT_ENDPOINT = "ipc:///run/rtcached/rtcached.sock"
 
@@ -80,14 +81,23 @@ def _parse_tcp(rest: str) -> TcpAddress:
     return TcpAddress(host, port)
 
 
-def claim_endpoint(endpoint: str) -> SocketClaim | None:
-    """The right to an endpoint, taken before there is anything to serve; None for TCP.
+def claim_endpoint(endpoint: str, option: str = "") -> SocketClaim | None:
+    """The right to an endpoint, taken before there is anything to serve.
+
+    None for TCP: there it is only known that the port is free now.
+
+    Args:
+        endpoint: where a daemon shall listen.
+        option: that names it, for people.
 
     Raises:
-        EndpointBusy, EndpointError: as `parse_endpoint` and `SocketClaim`.
+        EndpointBusy, EndpointError: as `parse_endpoint`, `SocketClaim` and `check_port`.
     """
     address = parse_endpoint(endpoint)
-    return SocketClaim(address.path) if isinstance(address, IpcAddress) else None
+    if isinstance(address, IpcAddress):
+        return SocketClaim(address.path)
+    check_port(endpoint, option)
+    return None
 
 
 class SocketClaim:

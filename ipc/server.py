@@ -33,6 +33,7 @@ from ipc.messages import (
 from ipc.outbox import Outbox, ParkingLimits
 from ipc.pump import Pump
 from ipc.reception import Reception
+from ipc.tcp_port import refusal
 
 #: How often clients on TCP are asked whether they are there; after three times that they are not
 #: [milliseconds].
@@ -297,7 +298,7 @@ class Server:
         except zmq.ZMQError as error:
             if listener_fd >= 0:
                 os.close(listener_fd)
-            raise EndpointError(f"cannot bind {self.endpoint}: {error.strerror}") from error
+            raise refusal(self.endpoint, error.errno or 0) from error
         bound = socket.get(zmq.LAST_ENDPOINT)
         if self._claim is None and isinstance(bound, bytes):
             self.endpoint = bound.rstrip(b"\0").decode("ascii")

@@ -104,7 +104,7 @@ async def serve(settings: Settings, notifier: Notifier) -> Ending:
     try:
         # A second daemon on these sockets fails here, before it loads a model.
         for socket, endpoint in _endpoints(config).items():
-            claims[socket] = claim_endpoint(endpoint)
+            claims[socket] = claim_endpoint(endpoint, _option_of(socket))
         async with metrics_server(config.metrics.listen) as metrics:
             runtime = await Runtime.open(config, notifier.status)
             watchdog = Watchdog(notifier, runtime.thread, partial(_status, runtime))
@@ -206,6 +206,15 @@ def _endpoints(config: Config) -> dict[Socket, str]:
         if tenant.endpoint:
             endpoints[Socket("user", TenantName(tenant.name))] = tenant.endpoint
     return endpoints
+
+
+def _option_of(socket: Socket) -> str:
+    """What an operator changes to have a socket elsewhere."""
+    if socket.tenant:
+        return f"tenants: {socket.tenant!r}: endpoint"
+    if socket.role == "admin":
+        return "ipc.admin_endpoint"
+    return "ipc.tcp_endpoint" if socket.name else "ipc.endpoint"
 
 
 async def _reload_on_signal(settings: Settings, signalled: asyncio.Event) -> None:

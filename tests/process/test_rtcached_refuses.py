@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,6 +69,27 @@ def test_a_missing_directory(null_bundle: Path, tmp_path: Path):
         2,
         f"rtcached: cannot serve at {tmp_path}/run/a/s: there is no directory {tmp_path}/run/a, "
         f"and it cannot be made: No such file or directory",
+    )
+
+
+@pytest.mark.parametrize(
+    "option", ["ipc.endpoint", "ipc.admin_endpoint", "ipc.tcp_endpoint", "tenants: 'a': endpoint"]
+)
+def test_a_busy_port_is_found_before_the_bundle(socket_path: Path, tmp_path: Path, option: str):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        busy = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        flags = ["--insecure-tcp", f"--ipc-admin-endpoint=ipc://{socket_path}.admin"]
+        if option.startswith("ipc."):
+            flags.append(f"--{option.replace('.', '-').replace('_', '-')}={busy}")
+        else:
+            file = tmp_path / "rtcached.toml"
+            file.write_text(f'[[tenants]]\nname = "a"\nendpoint = "{busy}"\nshare_percent = 10\n')
+            flags.append(f"--config={file}")
+        ended = start(tmp_path / "no_such_bundle", socket_path, *flags)
+    assert (ended.code, ended.complaint) == (
+        2,
+        f"rtcached: {option}: cannot listen on {busy}: Address already in use; another program "
+        f"listens there: `ss -ltnp` shows which; stop it or choose another address",
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zmq
 
 from runtime_cache.config import Config, IpcConfig, TenantConfig
 from tests.support.ascend_host import HostMaker
@@ -33,13 +35,42 @@ def about(path: str, host: Host | None = None) -> Finding:
 
 
 def test_every_endpoint_has_a_finding(directory: Path) -> None:
-    tenant = TenantConfig("t", "tcp://127.0.0.1:5555", 10)
+    tenant = TenantConfig("t", "tcp://127.0.0.1:0", 10)
     config = Config(ipc=IpcConfig(endpoint=f"ipc://{directory}/s"), tenants=(tenant,))
     assert [finding.text for finding in check_sockets(this_host(), config)] == [
         f"{directory}/s can be made.",
         f"{directory}/s.admin can be made.",
-        "tcp://127.0.0.1:5555 is an address the daemon takes.",
+        "tcp://127.0.0.1:0 is free for the daemon.",
     ]
+
+
+def about_port(endpoint: str) -> Finding:
+    ipc = IpcConfig(endpoint=endpoint, admin_endpoint="ipc://a")
+    return check_sockets(this_host(), Config(ipc=ipc))[0]
+
+
+def test_a_port_that_another_program_has() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        endpoint = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        threading.Thread(target=lambda: other.accept()[0].close()).start()
+        finding = about_port(endpoint)
+    assert finding.status == "problem"
+    assert finding.text == f"Another program listens on {endpoint}: the daemon does not start."
+    assert finding.remedy.startswith("`ss -ltnp` shows which")
+
+
+def test_a_port_that_a_daemon_has() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        finding = about_port(f"tcp://127.0.0.1:{port}")
+    assert finding.status == "ok"
+    assert finding.text.startswith("A program that speaks ZeroMQ listens on tcp://127.0.0.1:")
+
+
+def test_an_address_of_another_host() -> None:
+    finding = about_port("tcp://203.0.113.7:5555")
+    assert finding.status == "problem"
+    assert "Cannot assign requested address; this host has no such address" in finding.text
 
 
 @pytest.mark.parametrize(("num_bytes", "status"), [(106, "ok"), (107, "ok"), (108, "problem")])

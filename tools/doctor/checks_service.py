@@ -6,8 +6,9 @@ import os
 import socket
 import stat
 
-from ipc.endpoint import IpcAddress, parse_endpoint
-from ipc.errors import EndpointError
+from ipc.endpoint import IpcAddress, TcpAddress, parse_endpoint
+from ipc.errors import EndpointBusy, EndpointError
+from ipc.tcp_port import check_port
 from runtime_cache.config import Config, endpoints_of
 from tools.doctor.findings import Finding, ok, problem, sentence, warning
 from tools.doctor.host import Host
@@ -66,7 +67,38 @@ def _check_endpoint(host: Host, endpoint: str) -> Finding:
         return problem("socket", sentence(str(error)), "Change it in the configuration.")
     if isinstance(address, IpcAddress):
         return _check_path(host, address.path)
-    return ok("socket", f"{endpoint} is an address the daemon takes.")
+    return _check_port(endpoint, address)
+
+
+def _check_port(endpoint: str, address: TcpAddress) -> Finding:
+    try:
+        check_port(endpoint)
+    except EndpointBusy:
+        if _speaks_zeromq(address):
+            text = f"A program that speaks ZeroMQ listens on {endpoint}: a daemon that runs"
+            return ok("socket", f"{text}, it seems; a second one is refused.")
+        return problem(
+            "socket",
+            f"Another program listens on {endpoint}: the daemon does not start.",
+            "`ss -ltnp` shows which; stop it, or choose another address.",
+        )
+    except EndpointError as error:
+        return problem("socket", sentence(str(error)), "Choose an address of this host.")
+    return ok("socket", f"{endpoint} is free for the daemon.")
+
+
+def _speaks_zeromq(address: TcpAddress) -> bool:
+    """Whether who listens there greets as libzmq does; nothing is said to him.
+
+    Source: ZMTP 3.1, greeting: ten bytes, 0xFF the first and 0x7F the last.
+    """
+    host = "127.0.0.1" if address.host == "*" else address.host.strip("[]")
+    try:
+        with socket.create_connection((host, int(address.port)), _CONNECT_LIMIT_S) as client:
+            greeting = client.recv(10, socket.MSG_WAITALL)
+    except OSError:  # it says nothing, or is at an interface of another name
+        return False
+    return greeting[:1] == b"\xff" and greeting[9:] == b"\x7f"
 
 
 def _check_path(host: Host, path: str) -> Finding:
