@@ -35,6 +35,7 @@ from ipc.errors import (
 )
 from ipc.messages import Pong
 from ipc.sync_client import Client
+from ipc.unreachable import look
 from ipc.version import add_version
 
 EXIT_OK = 0
@@ -55,8 +56,8 @@ exit codes:
   130 interrupted (Ctrl-C)  143 terminated (SIGTERM)
 """
 
-#: How long a daemon may take to say that it is there, before a long request is sent [seconds].
-_GREETING_S = 5.0
+#: How long an endpoint is asked where nobody listens: a daemon may be about to start [seconds].
+GREETING_S = 5.0
 
 
 class Terminated(KeyboardInterrupt):
@@ -122,7 +123,8 @@ class Program:
             type=_seconds,
             metavar="S",
             default=default(DEFAULT_TIMEOUT_S),
-            help=f"longest silence of the daemon, in seconds (default: {DEFAULT_TIMEOUT_S:g})",
+            help=f"longest silence of the daemon, in seconds (default: {DEFAULT_TIMEOUT_S:g}); "
+            f"where none listens, {GREETING_S:g} at the most",
         )
         parser.add_argument(
             "--json",
@@ -203,8 +205,23 @@ def exit_code(error: Exception) -> int:
 
 
 def greet(client: Client, arguments: argparse.Namespace) -> Pong:
-    """Fail soon, and not after the whole timeout, if no daemon is there."""
-    return client.ping(timeout_s=min(_GREETING_S, arguments.timeout))
+    """Wait for the daemon; where none listens, not for the whole timeout.
+
+    Raises:
+        Timeout: it does not answer; says what is seen at the endpoint.
+    """
+    first_s = min(GREETING_S, arguments.timeout)
+    try:
+        return client.ping(timeout_s=first_s)
+    except Timeout as error:
+        seen = look(client.endpoint)
+        if not seen.may_answer or first_s == arguments.timeout:
+            raise Timeout(client.endpoint, first_s, seen.why) from error
+    try:
+        return client.ping(timeout_s=arguments.timeout - first_s)
+    except Timeout as error:
+        why = look(client.endpoint).why
+        raise Timeout(client.endpoint, arguments.timeout, why) from error
 
 
 def read_text(file: str) -> str:

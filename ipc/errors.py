@@ -70,12 +70,15 @@ class Timeout(IpcError):
         timeout_s: how long nothing came, in seconds.
     """
 
-    def __init__(self, endpoint: str, timeout_s: float) -> None:
-        super().__init__(
-            f"no answer from {endpoint} within {timeout_s:g} s: either no daemon listens there "
-            f"(is rtcached running, and with this endpoint?), or it is busy for longer than that "
-            f"(raise the timeout)"
+    def __init__(self, endpoint: str, timeout_s: float, why: str | None = None) -> None:
+        """Args:
+        why: what is known of the reason, as a clause.
+        """
+        why = why or (
+            "either no daemon listens there (is rtcached running, and with this endpoint?), or it "
+            "is busy for longer than that (raise the timeout)"
         )
+        super().__init__(f"no answer from {endpoint} within {timeout_s:g} s: {why}")
         self.endpoint = endpoint
         self.timeout_s = timeout_s
 

@@ -74,6 +74,8 @@ def test_the_lines_for_a_shell(daemon: DaemonProcess) -> None:
 
 def test_what_it_says_of_numbers_and_names() -> None:
     assert f"`timeout_s` ({DEFAULT_TIMEOUT_S:g} s" in TEXT
+    assert f"the daemon ({DEFAULT_TIMEOUT_S:g} s)" in TEXT
+    assert f"gives up after {command_line.GREETING_S:g} s" in TEXT
     assert f"`window` messages ({DEFAULT_WINDOW};" in TEXT
     assert f"waited for {PROBE_S:g} seconds" in TEXT
     (repeated,) = re.findall(r"Calls that change nothing \((.*?)\)", TEXT, re.DOTALL)
