@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ipc.dealer import Dealer
-from ipc.errors import Closed, Timeout
+from ipc.errors import Closed, EndpointError, Timeout
 from ipc.link import PROBE_S, Link, LinkOptions
 from ipc.messages import AnyRequest
 from ipc.session import Call, Session
@@ -153,7 +153,11 @@ class ClientLink:
 
     def _reconnect(self) -> None:
         self._watcher.stop()
-        self._dealer.renew()
+        try:
+            self._dealer.renew()
+        except EndpointError:
+            self._loop.call_soon(self._receive)  # there is nothing to watch: who waits hears of it
+            raise
         self._watcher.start()
 
     def _beat(self) -> None:

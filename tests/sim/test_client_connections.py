@@ -258,6 +258,22 @@ async def test_the_same_in_an_event_loop(endpoint: str, monkeypatch: pytest.Monk
             assert (await client.ping()).version == "0.1.0"
 
 
+async def test_who_waits_hears_at_once_that_there_is_no_room(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_room = NoRoom(monkeypatch)
+    async with CountingDaemon().serve(endpoint), AsyncClient(endpoint) as client:
+        reading = asyncio.ensure_future(client.generate("hold").result())
+        await client.ping()
+        no_room.begin()
+        monkeypatch.setattr(dealer.Dealer, "has_broken", lambda sockets: sockets.has_socket)
+        with pytest.raises(EndpointError):
+            await client.tokenize("x")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert isinstance(reading.exception(), ConnectionLost)
+
+
 def test_no_room_for_the_first_socket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     NoRoom(monkeypatch).begin()
     with pytest.raises(
