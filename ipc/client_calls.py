@@ -112,9 +112,12 @@ class Calls(ABC):
         fields = content_fields(text=text, prompt_ids=prompt_ids, messages=messages)
         return await self._ask(Register, fields, Registered, timeout_s)
 
-    async def release(self, prefix_id: str, *, timeout_s: float | None = None) -> Released:
-        """Give up a registered prefix."""
-        return await self._ask(Release, {"prefix_id": prefix_id}, Released, timeout_s)
+    async def release(
+        self, prefix_id: str, *, tenant: str | None = None, timeout_s: float | None = None
+    ) -> Released:
+        """Give up a registered prefix; admin: of a tenant."""
+        fields = {"prefix_id": prefix_id, "tenant": tenant}
+        return await self._ask(Release, fields, Released, timeout_s)
 
     async def list(
         self,

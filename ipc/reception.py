@@ -9,7 +9,7 @@ from ipc.codec import Encoding, sniff
 from ipc.connections import Connection
 from ipc.errors import MalformedMessage
 from ipc.handler import ClientRef, Role
-from ipc.messages import ADMIN_REQUESTS, AnyRequest, type_name
+from ipc.messages import ADMIN_REQUESTS, AnyRequest, Release, type_name
 
 #: The length of the frame by which ZMQ_REQ_CORRELATE tells replies apart [bytes].
 _CORRELATION_BYTES = 4
@@ -87,7 +87,17 @@ class Reception:
         if self._curve is not None and not client.key:
             text = "the key of this connection is not in the daemon's list of keys any more"
             raise MalformedMessage("forbidden", text, request.id)
-        if client.role != "admin" and isinstance(request, ADMIN_REQUESTS):
+        what = None if client.role == "admin" else _for_admins(request)
+        if what is not None:
             where = "from administrators' keys" if client.key else "on the admin socket"
-            text = f"`{type_name(request)}` is accepted {where} only"
+            text = f"`{what}` is accepted {where} only"
             raise MalformedMessage("forbidden", text, request.id)
+
+
+def _for_admins(request: AnyRequest) -> str | None:
+    """What of a request is for administrators only; None if nothing is."""
+    if isinstance(request, ADMIN_REQUESTS):
+        return type_name(request)
+    if isinstance(request, Release) and request.tenant is not None:
+        return "release.tenant"
+    return None

@@ -33,6 +33,7 @@ from ipc.fields import (
     Priority,
     Role,
     StopString,
+    TenantRef,
     TokenId,
     TokenIds,
 )
@@ -259,6 +260,9 @@ class Release(Request, frozen=True, kw_only=True, tag="release"):
 
     Attributes:
         prefix_id: from `registered`.
+        tenant: whose prefix, from administrators only [at most 64 visible ASCII characters]; empty
+            is the default tenant; absent: of the socket, or key, that asks.
     """
 
     prefix_id: PrefixRef
+    tenant: TenantRef | None = None

@@ -107,9 +107,10 @@ class RequestLog:
             return
         if not self._may_tell(reply):
             return
+        named = message.tenant if isinstance(message, wire.Release) else None
         log.info(
             "request_done",
-            tenant=client.tenant,
+            tenant=client.tenant if named is None else named,
             message_id=message.id,
             kind=kind,
             outcome=outcome,

@@ -29,6 +29,7 @@ from runtime_cache.engine.commands import (
 )
 from runtime_cache.engine.events import CancelReason
 from runtime_cache.engine.loop import Answer
+from runtime_cache.engine.questions import elsewhere
 from runtime_cache.engine.request import NewRequest, TokenArray
 from runtime_cache.errors import (
     InternalError,
@@ -300,18 +301,23 @@ class Service:
 
     def _release(self, client: ClientRef, message: wire.Release) -> wire.Released:
         prefix_id, tenant = PrefixId(message.prefix_id), TenantName(client.tenant)
+        if message.tenant is not None:
+            tenant = self._admin.tenant(message.tenant)
         self._intakes[tenant].prefixes.pop(prefix_id, None)
         if not self._engine.release_prefix(prefix_id, tenant):
-            raise UnknownPrefix(self._not_registered(client, prefix_id))
+            raise UnknownPrefix(self._not_registered(client, prefix_id, tenant))
         return wire.Released(id=message.id, prefix_id=message.prefix_id)
 
-    def _not_registered(self, client: ClientRef, prefix_id: PrefixId) -> str:
+    def _not_registered(self, client: ClientRef, prefix_id: PrefixId, tenant: TenantName) -> str:
         """Only operators hear of other tenants."""
-        owners = (name for name, intake in self._intakes.items() if prefix_id in intake.prefixes)
-        owner = next(owners, None) if client.role == "admin" else None
-        if owner is None:
-            return f"no prefix `{prefix_id}` is registered"
-        return f"tenant `{owner}` has registered `{prefix_id}`: release it at its endpoint"
+        sentence = f"no prefix `{prefix_id}` is registered"
+        if client.role != "admin":
+            return sentence
+        return sentence + elsewhere(
+            name
+            for name, intake in self._intakes.items()
+            if name != tenant and any(known.startswith(prefix_id) for known in intake.prefixes)
+        )
 
     # --- ends ----------------------------------------------------------------------------------
 

@@ -32,7 +32,13 @@ from runtime_cache.engine.events import (
     UnpinAsked,
     VerifyAsked,
 )
-from runtime_cache.errors import CapacityError, InvalidRequest, RequestError, UnknownEntry
+from runtime_cache.errors import (
+    CapacityError,
+    InvalidRequest,
+    RequestError,
+    UnknownEntry,
+    UnknownPrefix,
+)
 from runtime_cache.ids import BlockId, PrefixId, TenantName
 
 Caches = Mapping[TenantName, CacheManager]
@@ -59,8 +65,47 @@ def answer(
         if isinstance(question, PinAsked):
             return _pin(cache, question, retry_after_ms)
         return _answer(cache, question)
+    except (UnknownEntry, UnknownPrefix) as error:
+        text = error.message + elsewhere(_others(caches, question))
+        return ReportRefused(error.code, text, error.retryable, error.retry_after_ms)
     except (RequestError, CapacityError) as error:
         return ReportRefused(error.code, error.message, error.retryable, error.retry_after_ms)
+
+
+def elsewhere(tenants: Iterable[TenantName]) -> str:
+    """What operators are told besides when tenants they did not name have what they look for."""
+    names = sorted(tenants)
+    if not names:
+        return ""
+    if not names[0]:
+        return "; the default tenant has one: without --tenant"
+    return f"; tenant `{names[0]}` has one: --tenant {names[0]}"
+
+
+def _others(caches: Caches, question: Question) -> list[TenantName]:
+    """Tenants besides the one that was named that have what is looked for."""
+    if isinstance(question, BlockRead):
+        return []
+    others = (tenant for tenant in caches if tenant != question.tenant)
+    return [tenant for tenant in others if _has(caches[tenant], question)]
+
+
+def _has(cache: CacheManager, question: Question) -> bool:
+    match question:
+        case UnpinAsked(name):
+            pins = (keep for keep in cache.keeps if keep.kind != "registration")
+            return any(pin.name.startswith(name) for pin in pins)
+        case ShowAsked(prefix_id=str(name)):
+            registered = (keep for keep in cache.keeps if keep.kind == "registration")
+            return any(keep.name.startswith(name) for keep in registered)
+        case (
+            ShowAsked(digest=str(name))
+            | PinAsked(digest=name)
+            | EvictAsked(digest=str(name))
+            | VerifyAsked(digest=str(name))
+        ):
+            return any(node.digest.hex().startswith(name) for node in cache.index)
+    return False
 
 
 def _cache_of(caches: Caches, tenant: TenantName) -> CacheManager:

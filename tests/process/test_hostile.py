@@ -197,7 +197,6 @@ def test_nobody_chooses_a_tenant_or_a_salt_for_an_answer(
             {"type": "generate", "prompt": "x"},
             {"type": "chat", "messages": turns},
             {"type": "register", "text": "x"},
-            {"type": "release", "prefix_id": "p-1"},
             {"type": "tokenize", "text": "x"},
         ):
             reply = client.ask(id="a", **request, **{name: "team-a"})
@@ -217,6 +216,7 @@ def test_nobody_chooses_a_tenant_or_a_salt_for_an_answer(
         {"type": "unpin", "digest": "0" * 64},
         {"type": "explain", "prompt": "x"},
         {"type": "explain", "prompt_ids": [1], "tenant": ""},
+        {"type": "release", "prefix_id": "p-1", "tenant": ""},
         {"type": "stats"},
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from ipc.sync_client import Client
 from tests.support.rtcached import RawClient, run
+from tools.admin.main import main
 from tools.daemon_process import DaemonFailed, DaemonProcess
 
 PROMPT = "You are a help desk. " * 10  # 210 tokens
@@ -133,6 +134,27 @@ def test_operators_see_each_part(cold: Sockets):
         (entry,) = cold.listed(tenant=name)
         assert entry in [e | {k: entry[k] for k in ("age_s", "idle_s")} for e in everything]
     assert set(cold.admin.stats()["ipc"]) == {"user", "admin", "user:alice", "user:bob"}
+
+
+def test_an_operator_releases_what_a_tenant_has_registered(
+    cold: Sockets, capsys: pytest.CaptureFixture[str]
+):
+    alice = cold.clients["alice"]
+    prefix_id = alice.ask(type="register", id="r", text=PROMPT)["prefix_id"]
+    (entry,) = cold.listed()
+    short, hint = prefix_id[:10], "; tenant `alice` has one: --tenant alice (unknown_"
+    for words in (("release", short), ("show", short), ("pin", entry["digest"][:8])):
+        assert main([*words, "--endpoint", cold.daemon.admin_endpoint]) == 1
+        assert hint in capsys.readouterr().err
+    refused = alice.ask(type="release", id="r", prefix_id=prefix_id, tenant="alice")
+    assert refused["code"] == "forbidden"
+    assert refused["message"] == "`release.tenant` is accepted on the admin socket only"
+    words = ("release", short, "--tenant", "alice", "--endpoint", cold.daemon.admin_endpoint)
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"released {prefix_id}\n"
+    assert alice.ask(type="release", id="r", prefix_id=prefix_id)["message"] == (
+        f"no prefix `{prefix_id}` is registered"
+    )
 
 
 def test_a_client_learns_nothing_of_others(cold: Sockets):

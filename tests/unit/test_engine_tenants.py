@@ -8,12 +8,20 @@ import pytest
 from runtime_cache.cache.manager import CacheManager
 from runtime_cache.cache.results import Evicted
 from runtime_cache.engine.commands import ReportEvicted, ReportPinned, ReportRefused
-from runtime_cache.engine.events import RequestArrived
+from runtime_cache.engine.events import (
+    EvictAsked,
+    PinAsked,
+    Question,
+    RequestArrived,
+    ShowAsked,
+    UnpinAsked,
+    VerifyAsked,
+)
 from runtime_cache.engine.request import NewRequest, SamplingParams
 from runtime_cache.engine.snapshot import TenantSnapshot, sums
 from runtime_cache.engine.state import EngineState
 from runtime_cache.errors import InternalError
-from runtime_cache.ids import RequestId, TenantName
+from runtime_cache.ids import PrefixId, RequestId, TenantName
 from tests.support.caching import BLOCK_SIZE, ROOT
 from tests.support.engine_rig import EngineRig, expected_answer, limits, small_gears
 
@@ -84,6 +92,33 @@ def test_a_request_is_stuck_if_it_is_alone_in_its_cache() -> None:
     assert rig.failed(stuck).message == (
         "4 blocks are needed, but registrations, pins and leases hold 3 of 6"
     )
+
+
+def test_an_operator_hears_who_has_what_he_seeks() -> None:
+    """Of the tenant that was named there is none."""
+    rig = two()
+    rig.register("p-1", range(8), tenant=B)
+    rig.run()
+    digest = max(rig.caches[B].index, key=lambda node: node.num_tokens).digest.hex()
+    assert isinstance(rig.pin(digest, tenant=B), ReportPinned)
+    hint = "; tenant `b` has one: --tenant b"
+    asked: list[Question] = [
+        ShowAsked(0.0, digest[:8], tenant=A),
+        ShowAsked(0.0, prefix_id=PrefixId("p-"), tenant=A),
+        PinAsked(digest, 0.0, tenant=A),
+        UnpinAsked(digest[:8], 0.0, tenant=A),
+        EvictAsked(0.0, A, digest=digest),
+        VerifyAsked(1, 0.0, tenant=A, digest=digest),
+    ]
+    for question in asked:
+        (report,) = rig.state.handle(question)
+        assert isinstance(report, ReportRefused)
+        assert report.code in ("unknown_entry", "unknown_prefix")
+        assert report.message.endswith(hint)
+    for question in (PinAsked("0" * 8, 0.0, tenant=A), EvictAsked(0.0, digest="0" * 8)):
+        (report,) = rig.state.handle(question)
+        assert isinstance(report, ReportRefused)
+        assert "tenant" not in report.message
 
 
 def test_queues_are_bounded_one_by_one() -> None:

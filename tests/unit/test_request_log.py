@@ -119,6 +119,14 @@ def test_what_is_answered_at_once(
     assert "secret" not in str(logs)
 
 
+def test_a_release_is_logged_with_the_tenant_that_an_operator_names() -> None:
+    requests = RequestLog()
+    release = wire.Release(ID, prefix_id=wire.PrefixName("p"), tenant="team-a")
+    with capture_logs() as logs:
+        requests.answered(ALICE, release, wire.Ok(ID))
+    assert [line["tenant"] for line in logs] == ["team-a"]
+
+
 def test_what_is_refused_has_lines_as_long_as_it_may() -> None:
     requests = RequestLog(decode=str, allows=lambda event: event != "request_done")
     unread = Work(ALICE, GENERATE, arrived_s=10.0)

@@ -601,13 +601,38 @@ def test_only_an_operator_hears_who_has_registered_a_prefix() -> None:
     desk = Desk()
     prefix_id = register(desk, client=TEAM_ALICE).prefix_id
     none = f"no prefix `{prefix_id}` is registered"
-    elsewhere = f"tenant `team-a` has registered `{prefix_id}`: release it at its endpoint"
+    elsewhere = f"{none}; tenant `team-a` has one: --tenant team-a"
     release = Release(ID, prefix_id=prefix_id)
     unknown = Error(id=ID, code="unknown_prefix", message=none, retryable=False)
     for client, message in ((ALICE, none), (ADMIN, elsewhere)):
         assert desk.say(release, client) == [msgspec.structs.replace(unknown, message=message)]
+    short = PrefixName(prefix_id[:10])
+    (reply,) = desk.say(Release(ID, prefix_id=short), ADMIN)
+    assert isinstance(reply, Error)
+    assert reply.message == elsewhere.replace(prefix_id, short)
     assert desk.say(release, TEAM_ALICE) == [Released(ID, prefix_id=prefix_id)]
     assert desk.say(release, ADMIN) == [unknown]
+
+
+def test_an_operator_releases_a_prefix_of_the_tenant_that_is_named() -> None:
+    desk = Desk()
+    prefix_id = register(desk, client=TEAM_ALICE).prefix_id
+    assert register(desk).prefix_id == prefix_id
+    release = Release(ID, prefix_id=prefix_id, tenant=TEAM)
+    released = Released(ID, prefix_id=prefix_id)
+    assert desk.say(release, ADMIN) == [released]
+    (refused,) = desk.say(release, ADMIN)
+    assert isinstance(refused, Error)
+    assert refused.message == (
+        f"no prefix `{prefix_id}` is registered; the default tenant has one: without --tenant"
+    )
+    assert desk.say(msgspec.structs.replace(release, tenant=""), ADMIN) == [released]
+    (refused,) = desk.say(msgspec.structs.replace(release, tenant="team-z"), ADMIN)
+    assert isinstance(refused, Error)
+    assert (refused.code, refused.message) == (
+        "invalid_request",
+        "`tenant`: no tenant 'team-z' is configured",
+    )
 
 
 def test_an_operator_explains_with_the_prefixes_of_the_tenant_that_is_named() -> None:

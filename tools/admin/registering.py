@@ -13,7 +13,7 @@ from ipc.command_line import EXIT_OK, EXIT_REFUSED, print_json
 from ipc.errors import ServerError
 from ipc.messages import Registered
 from ipc.sync_client import Client
-from tools.admin.command import EXIT_PARTLY, Outcome, plain, say, size
+from tools.admin.command import EXIT_PARTLY, Outcome, add_tenant, plain, say, size
 from tools.admin.naming import whole_prefix_id
 from tools.admin.prompt_files import Line, add_prompt, read_lines, read_prompt
 
@@ -57,19 +57,22 @@ class Register:
 class Release:
     """Give up a registered prefix; its blocks may be evicted from then on.
 
-    On the admin socket the beginning of the id is enough (8 digits or more).
+    On the admin socket the beginning of the id is enough (8 digits or more),
+    and --tenant names whose it is.
 
     examples: rtcache-admin release p-0123456789abcdef0123456789abcdef
-              rtcache-admin release p-01234567
+              rtcache-admin release p-01234567 --tenant team-a
     """
 
     name: ClassVar = "release"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("prefix_id", metavar="ID", help="as printed by register or list")
+        add_tenant(parser, default="")
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
-        reply = client.release(whole_prefix_id(client, args.prefix_id, ""))
+        prefix_id = whole_prefix_id(client, args.prefix_id, args.tenant)
+        reply = client.release(prefix_id, tenant=args.tenant or None)
         say(out, f"released {reply.prefix_id}")
         return Outcome(plain(reply))
 
