@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ipc.errors import ServerError
 from ipc.fields import MAX_LIST_LIMIT
 from ipc.messages import Shown
 from ipc.sync_client import Client
@@ -17,13 +18,21 @@ def whole_prefix_id(client: Client, name: str, tenant: str) -> str:
     """The id of the registered prefix that begins so; the name itself if it is whole.
 
     Raises:
-        ValueError: none does, or several do, or the beginning is too short.
+        ValueError: several do, or the beginning is too short, or this socket tells of none.
     """
     if len(name) >= _WHOLE_PREFIX_ID or not name.startswith(_PREFIX_ID_MARK):
         return name
     if len(name) < len(_PREFIX_ID_MARK) + 8:
         raise ValueError(f"{name}: give 8 digits of the prefix id, or more")
-    found = [prefix_id for prefix_id in _registered(client, tenant) if prefix_id.startswith(name)]
+    try:
+        ids = list(_registered(client, tenant))
+    except ServerError as error:
+        if error.code != "forbidden":
+            raise
+        raise ValueError(
+            f"{name}: the beginning of an id is enough on the admin socket only; give the whole id"
+        ) from error
+    found = [prefix_id for prefix_id in ids if prefix_id.startswith(name)]
     if len(found) > 1:
         raise ValueError(f"{len(found)} registered prefixes begin with {name}: give more of it")
     return found[0] if found else name
