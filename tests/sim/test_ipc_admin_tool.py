@@ -210,7 +210,7 @@ def test_a_prefix_that_leaves_the_cache_while_it_is_verified(
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("explain", "give either a file or --messages"),
+        ("explain", "give either a file or --messages\n"),
         ("explain TEXT --messages TURNS", "give either a file or --messages"),
         ("explain --ids --messages TURNS", "--ids is about a file, not about --messages"),
         ("explain --ids NO_IDS", "NO_IDS holds something else than token ids"),
@@ -222,7 +222,7 @@ def test_a_prefix_that_leaves_the_cache_while_it_is_verified(
         ("explain --messages ROBOT", "messages: Invalid enum value 'robot'"),
         ("explain --messages TURNS --prefix-id p", "`prefix_id` cannot be given together with"),
         ("warm /nowhere", "/nowhere: No such file or directory"),
-        ("register", "give either a file or --messages"),
+        ("register", "give either a file or --messages, or --jsonl\n"),
         ("register TEXT --jsonl MANY", "--jsonl stands alone"),
         ("register --jsonl TEXT", "TEXT, line 1: JSON is malformed"),
         ("register --jsonl EMPTY", "EMPTY holds no prompt"),

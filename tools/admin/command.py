@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -108,6 +110,35 @@ def num_bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"expected a size such as 512MB or 1.5GiB, got {text}"
         ) from error
+
+
+def some_bytes(text: str) -> int:
+    """A size that is not zero, in bytes.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    amount = num_bytes(text)
+    if not amount:
+        raise argparse.ArgumentTypeError("expected more than zero bytes")
+    return amount
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """What reads a whole number that lies between two others, both included.
+
+    It raises ArgumentTypeError for everything else.
+    """
+
+    def read(text: str) -> int:
+        with suppress(ValueError):
+            if least <= (value := int(text)) <= most:
+                return value
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from {least} to {most}, got {text}"
+        )
+
+    return read
 
 
 def size(num_bytes: int) -> str:

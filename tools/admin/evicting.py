@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ipc.arguments import EvictChoice
 from ipc.command_line import EXIT_OK
+from ipc.fields import MAX_TOKEN_ID
 from ipc.messages import Evicted
 from ipc.sync_client import Client
 from tools.admin.command import (
@@ -16,11 +17,12 @@ from tools.admin.command import (
     Outcome,
     add_tenant,
     counted,
-    num_bytes,
     plain,
     say,
     seconds,
     size,
+    some_bytes,
+    whole_number,
 )
 from tools.admin.naming import digest_of
 
@@ -52,10 +54,15 @@ class Evict:
         what.add_argument(
             "prefix", metavar="ID", nargs="?", help="this prefix and what goes on from it"
         )
-        what.add_argument("--lru", type=int, metavar="N", help="so many blocks, next to go first")
+        what.add_argument(
+            "--lru",
+            type=whole_number(1, MAX_TOKEN_ID),
+            metavar="N",
+            help="so many blocks, next to go first",
+        )
         what.add_argument(
             "--bytes",
-            type=num_bytes,
+            type=some_bytes,
             metavar="SIZE",
             help="so much at the least, in whole blocks, next to go first (as 512MB, 2GiB)",
         )
@@ -97,7 +104,9 @@ def _choice(client: Client, args: argparse.Namespace) -> EvictChoice:
     }
     given = {name: value for name, value in fields.items() if value is not None}
     if not given and args.tenant is None:
-        raise ValueError("say what is to go: ID, --lru, --bytes, --older-than, --idle or --all")
+        raise ValueError(
+            "say what is to go: ID, --lru, --bytes, --older-than, --idle, --all, or whose: --tenant"
+        )
     choice: EvictChoice = given or {"all": True}  # type: ignore[assignment]
     return choice
 

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from ipc.fields import MAX_LIST_LIMIT, KeptFilter, SortKey
+from ipc.fields import MAX_LIST_LIMIT, MAX_SAFE_INTEGER, MAX_TOKEN_ID, KeptFilter, SortKey
 from ipc.messages import Entry, Listed, Shown
 from ipc.sync_client import Client
 from tools.admin.command import (
@@ -27,6 +27,7 @@ from tools.admin.command import (
     short_size,
     short_time,
     size,
+    whole_number,
 )
 from tools.admin.naming import show
 
@@ -52,8 +53,20 @@ class List:
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--limit", type=int, default=100, metavar="N", help="entries at the most (100)")
-        add("--offset", type=int, default=0, metavar="N", help="entries to skip (0)")
+        add(
+            "--limit",
+            type=whole_number(1, MAX_LIST_LIMIT),
+            default=100,
+            metavar="N",
+            help="entries at the most (100)",
+        )
+        add(
+            "--offset",
+            type=whole_number(0, MAX_TOKEN_ID),
+            default=0,
+            metavar="N",
+            help="entries to skip (0)",
+        )
         add("--all", action="store_true", help="every entry, however many pages that takes")
         add(
             "--sort",
@@ -66,8 +79,18 @@ class List:
         choice("--older-than", type=seconds, metavar="S", help="was cached so long ago (as 1h)")
         choice("--idle", type=seconds, metavar="S", help="was not used for so long")
         choice("--min-size", type=num_bytes, metavar="SIZE", help="takes so much (as 64MiB)")
-        choice("--min-hits", type=int, metavar="N", help="was reused so often")
-        choice("--max-hits", type=int, metavar="N", help="was not reused more often")
+        choice(
+            "--min-hits",
+            type=whole_number(0, MAX_SAFE_INTEGER),
+            metavar="N",
+            help="was reused so often",
+        )
+        choice(
+            "--max-hits",
+            type=whole_number(0, MAX_SAFE_INTEGER),
+            metavar="N",
+            help="was not reused more often",
+        )
         choice("--kept", choices=get_args(KeptFilter), help="is kept for this reason, or is not")
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:

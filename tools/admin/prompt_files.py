@@ -34,7 +34,8 @@ def read_prompt(args: argparse.Namespace, text_field: str = "text") -> dict[str,
         OSError: the file cannot be read.
     """
     if (args.file is None) == (args.messages is None):
-        raise ValueError("give either a file or --messages")
+        many = ", or --jsonl" if "jsonl" in args else ""
+        raise ValueError(f"give either a file or --messages{many}")
     if args.messages is not None:
         if args.ids:
             raise ValueError("--ids is about a file, not about --messages")

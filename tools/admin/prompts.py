@@ -10,9 +10,10 @@ from rich.console import Console
 from ipc import reasons
 from ipc.command_line import EXIT_OK, read_text
 from ipc.errors import ServerError
+from ipc.fields import MAX_PRIORITY
 from ipc.messages import CacheReport, Explained
 from ipc.sync_client import Client
-from tools.admin.command import EXIT_PARTLY, Outcome, add_tenant, plain, say
+from tools.admin.command import EXIT_PARTLY, Outcome, add_tenant, plain, say, whole_number
 from tools.admin.naming import whole_prefix_id
 from tools.admin.prompt_files import add_prompt, read_prompt
 
@@ -35,7 +36,7 @@ class Warm:
         parser.add_argument("file", metavar="FILE", help="text file, or - for standard input")
         parser.add_argument(
             "--priority",
-            type=int,
+            type=whole_number(0, MAX_PRIORITY),
             default=50,
             metavar="N",
             help="0 to 100: what has less is evicted first (50)",

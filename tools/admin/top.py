@@ -14,8 +14,9 @@ from rich.live import Live
 
 from ipc.command_line import Terminated, print_json
 from ipc.errors import IpcError, ServerError
+from ipc.fields import MAX_LIST_LIMIT
 from ipc.sync_client import Client
-from tools.admin.command import Outcome, lifetime
+from tools.admin.command import Outcome, lifetime, whole_number
 from tools.admin.top_figures import Figures, Look, figures
 from tools.admin.top_view import view
 
@@ -46,7 +47,13 @@ class Top:
         add = parser.add_argument
         add("--once", action="store_true", help="one frame, after one interval")
         add("--interval", type=lifetime, default=2.0, metavar="S", help="between frames (2)")
-        add("--rows", type=int, default=10, metavar="N", help="hottest prefixes to show (10)")
+        add(
+            "--rows",
+            type=whole_number(1, MAX_LIST_LIMIT),
+            default=10,
+            metavar="N",
+            help="hottest prefixes to show (10)",
+        )
 
     def run(self, client: Client, args: argparse.Namespace, out: Console) -> Outcome:
         if args.once:
