@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.console import Console
@@ -50,6 +51,8 @@ class Keygen:
         )
 
     def run_here(self, args: argparse.Namespace, out: Console) -> Outcome:
+        if args.server and (option := _of_a_client(args)):
+            raise ValueError(f"{option} is about a client's key, and --server the daemon's own")
         try:
             public_file, secret_file = make_key_files(args.directory, args.key)
             public_key = read_public_key(str(public_file))
@@ -57,7 +60,7 @@ class Keygen:
             raise ValueError(error.message) from error
         entry = None if args.server else _entry(args, public_key)
         say(out, f"# {secret_file}: secret, for its owner alone\n# {public_file}: public")
-        say(out, _for_server(str(secret_file), str(public_file)) if entry is None else entry)
+        say(out, _for_server(secret_file, public_file) if entry is None else entry)
         result: dict[str, Any] = {
             "name": args.key,
             "public_key": public_key,
@@ -68,9 +71,21 @@ class Keygen:
         return Outcome(result)
 
 
-def _for_server(secret_file: str, public_file: str) -> str:
+def _of_a_client(args: argparse.Namespace) -> str | None:
+    """An option that was given and says something of a client."""
+    given = {
+        "--role": args.role != "user",
+        "--tenant": args.tenant,
+        "--max-requests": args.max_requests,
+        "--tokens-per-minute": args.tokens_per_minute,
+    }
+    return next((option for option, is_given in given.items() if is_given), None)
+
+
+def _for_server(secret_file: Path, public_file: Path) -> str:
     hint = f"# give clients {public_file}, for --server-key"
-    return f'{hint}\n[ipc]\nserver_key_file = "{secret_file}"'
+    # Wherever the daemon is started.
+    return f'{hint}\n[ipc]\nserver_key_file = "{secret_file.absolute()}"'
 
 
 def _entry(args: argparse.Namespace, public_key: str) -> str:
