@@ -229,7 +229,8 @@ class Resume(Request, frozen=True, tag="resume"):
 class Reload(Request, frozen=True, tag="reload"):
     """Admin: read configuration and keys again, as on SIGHUP; answered by `reloaded`.
 
-    If anything is wrong with them, nothing changes (`invalid_config`).
+    If anything is wrong with them, the former ones stay in force, which the message says
+    (`invalid_config`).
     """
 
 

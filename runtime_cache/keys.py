@@ -38,6 +38,10 @@ else:
 
 #: Larger files are no lists of keys.
 _MAX_FILE_BYTES = 4 * 1024**2
+_TO_MAKE_IT = (
+    "; make it, with an entry a key, as `rtcache-admin keygen NAME` prints them and "
+    "docs/security.md shows"
+)
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,7 +119,10 @@ def _read(path: str) -> str:
             _check_owner(path, status)
             return file.read().decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read the list of keys {path}: {error.strerror}") from error
+        next_step = _TO_MAKE_IT if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(
+            f"cannot read the list of keys {path}: {error.strerror}{next_step}"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8") from error
 

@@ -111,8 +111,9 @@ class Settings:
         try:
             new, keys = self._load(), self._read_keys()
         except ConfigError as error:
-            log.error("reload_failed", error=error.message)
-            raise InvalidConfig(error.message) from error
+            text = f"the former configuration and keys stay in force: {error.message}"
+            log.error("reload_failed", error=text)
+            raise InvalidConfig(text) from error
         differing = _differing(self.loaded, new)
         changed = [path for path in differing if path in RELOADABLE]
         self.loaded = _merged(self.loaded, new, changed)

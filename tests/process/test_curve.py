@@ -249,6 +249,8 @@ def test_what_is_wrong_changes_nothing(
         with pytest.raises(ServerError) as refused:
             chief.reload()
         assert refused.value.code == "invalid_config"
+        for text in (failed["error"], str(refused.value)):
+            assert text.startswith("the former configuration and keys stay in force: ")
         assert bob.ping().state == "serving"
         with Client(daemon.endpoint, curve=folder.curve("alice-1")) as newcomer:
             assert newcomer.ping().state == "serving"

@@ -107,9 +107,12 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("missing", "cannot read the list of keys .*: No such file"),
+        (
+            "missing",
+            "cannot read the list of keys .*: No such file.*; make it, .*`rtcache-admin keygen",
+        ),
         ("fifo", "is no list of keys"),
-        ("directory", "cannot read the list of keys .*: Is a directory"),
+        ("directory", "cannot read the list of keys .*: Is a directory$"),
         ("latin-1", "is not UTF-8"),
     ],
 )
