@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,15 @@ from tests.support.needed import lacking, need
 from tests.support.rtcached import PATIENCE_S
 from tools.daemon_process import DaemonProcess
 
+_BROKEN_ZEROMQ = """
+export class Dealer {
+  closed = false;
+  connect() {}
+  close() { this.closed = true; }
+  async send() {}
+  async *[Symbol.asyncIterator]() { throw new Error("broken"); }
+}
+"""
 CLIENTS = Path(__file__).parents[2] / "ipc" / "clients"
 
 
@@ -112,6 +122,21 @@ def test_node_and_c_over_tcp(null_bundle: Path, tmp_path: Path, example: list[st
             )
         )
     check(said)
+
+
+def test_node_without_a_daemon(tmp_path: Path) -> None:
+    """On a socket that breaks at once, in place of one where nothing comes for a minute."""
+    need("node")
+    for name in ("client.js", "example.js", "package.json"):
+        shutil.copy(CLIENTS / "node" / name, tmp_path)
+    module = tmp_path / "node_modules" / "zeromq"
+    module.mkdir(parents=True)
+    (module / "package.json").write_text('{"type": "module", "exports": "./index.js"}')
+    (module / "index.js").write_text(_BROKEN_ZEROMQ)
+    command = ["node", str(tmp_path / "example.js")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert ended.stderr == "no daemon: what came from the daemon cannot be read: broken\n"
 
 
 @pytest.mark.long

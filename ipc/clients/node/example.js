@@ -1,5 +1,6 @@
 // What the client can do, one JSON object a line: node example.js [ENDPOINT [lost]]
 // A test runs it against a live daemon; with `lost`, against one that is restarted in between.
+// Exit code 3: no daemon answers.
 
 import { Client, Lost, Refused } from "./client.js";
 
@@ -59,5 +60,12 @@ async function lost() {
 }
 
 const parts = process.argv[3] === "lost" ? [lost] : [stream, hit, cancel, error];
-for (const part of parts) await part();
-client.close();
+try {
+  for (const part of parts) await part();
+} catch (error) {
+  if (!(error instanceof Lost)) throw error;
+  console.error(`no daemon: ${error.message}`);
+  process.exitCode = 3;
+} finally {
+  client.close();
+}
