@@ -58,7 +58,7 @@ class Release:
     """Give up a registered prefix; its blocks may be evicted from then on.
 
     On the admin socket the beginning of the id is enough (8 digits or more),
-    and --tenant names whose it is.
+    and --tenant names whose it is; elsewhere the whole id must be given.
 
     examples: rtcache-admin release p-0123456789abcdef0123456789abcdef
               rtcache-admin release p-01234567 --tenant team-a

@@ -16,8 +16,8 @@ rtcache_keep() {
     return "${PIPESTATUS[0]}"
 }
 
-# rtcache_patiently TRIES COMMAND…: again and again while it is refused for now (75) or the daemon
-# is away (3), with a second in between.
+# rtcache_patiently TRIES COMMAND…: again and again while it is refused for now or its answer cut
+# short (75), or the daemon is away (3), with a second in between. What was printed stays printed.
 rtcache_patiently() {
     local tries=$1 code
     shift
